@@ -1,0 +1,63 @@
+"""The fleet file: TOML, validated, every wrong field named."""
+
+import tomllib
+from pathlib import Path
+
+from pydantic import Field, ValidationError, model_validator
+
+from workflows.messages.base import Message
+from workflows.messages.burst import Slug
+from workflows.messages.errors import InvalidSpec
+from workflows.messages.fleet import CellSpec
+
+
+class PacedEngine(Message):
+    """The paced engine: seeded tokens at a set rate. Results made with it say so."""
+
+    tokens_per_second: float = Field(200.0, gt=0, description="of one request")
+    prefill_tokens_per_second: float = Field(20000.0, gt=0)
+
+
+class Fleet(Message):
+    """A local stack: which cells, which model, where things are kept.
+
+    `model` and values of `task_sets` are folders, relative to the checkout unless absolute.
+    """
+
+    run: Slug = "local"
+    model: str = "infra/demo/policy"
+    context_tokens: int = Field(4096, gt=0)
+    cells: tuple[CellSpec, ...] = (CellSpec(index=0), CellSpec(index=1), CellSpec(index=2))
+    paced: PacedEngine = PacedEngine()
+    database_url: str = Field("", description="empty: a SQLite file in the run folder")
+    object_store_url: str = Field("", description="empty: a folder in the run folder")
+    temporal: str = Field("dev", pattern="^(dev|environment)$", description="dev server, or TEMPORAL_* environment")
+    harness_slots: int = Field(16, ge=1, description="harness processes at once")
+    task_sets: dict[str, str] = {}
+    training_threads: int = Field(1, ge=1)
+    weights_folder: str = Field("/dev/shm", description="memory-backed storage for published weights")
+    kv_handoff: bool = True
+    kv_host_tokens: int = Field(65536, ge=0, description="host pool of the KV linker, in tokens")
+    keep_checkpoints: int = Field(3, ge=1)
+
+    @model_validator(mode="after")
+    def _cells_are_numbered(self) -> "Fleet":
+        if [cell.index for cell in self.cells] != list(range(len(self.cells))) or not self.cells:
+            raise ValueError("cells: indices must be 0, 1, 2, ... in order, cell 0 being the core")
+        if not self.cells[0].trains:
+            raise ValueError("cells.0.trains: the core must train")
+        return self
+
+
+def load_fleet(path: Path) -> Fleet:
+    """Read a fleet file. Raises InvalidSpec naming each wrong field."""
+    try:
+        return Fleet.model_validate(tomllib.loads(path.read_text()))
+    except FileNotFoundError:
+        raise InvalidSpec(f"no such fleet file: {path}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise InvalidSpec(f"{path} is not TOML: {error}") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"])
+        raise InvalidSpec(f"{first['msg']} (got {first.get('input')!r})", field=field or None) from None

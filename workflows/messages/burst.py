@@ -1,0 +1,161 @@
+"""The files people write: a burst, a campaign. Units are in the names; an unknown or wrong field is named in the error."""
+
+from enum import StrEnum
+from typing import Annotated, Literal
+
+from pydantic import Field, StringConstraints, model_validator
+
+from workflows.messages.base import Message
+
+Slug = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]{0,39}$")]
+
+
+class Purpose(StrEnum):
+    TRAIN = "train"
+    EVALUATE = "evaluate"
+
+
+class Sampling(Message):
+    """What the proxy imposes on every call, whatever the harness asks for."""
+
+    temperature: float = Field(1.0, ge=0, le=2)
+    top_p: float = Field(1.0, gt=0, le=1)
+    top_k: int = Field(-1, ge=-1, description="-1: no limit")
+    max_call_tokens: int = Field(256, gt=0, description="output budget of one call; a smaller request wins")
+
+
+class HarnessChoice(Message):
+    """Which harness runs, and its own settings (validated by its adapter)."""
+
+    name: str = "mini-swe-agent"
+    client: Literal["thin", "stock"] = "thin"
+    settings: dict[str, str | int | float | bool] = {}
+
+
+class Limits(Message):
+    """Limits of one execution. When one is hit, what is left in the workspace is scored."""
+
+    wall_seconds: float = Field(300, gt=0)
+    model_calls: int = Field(64, gt=0)
+    grace_seconds: float = Field(5, gt=0, description="from TERM to KILL")
+    evaluator_seconds: float = Field(60, gt=0)
+    evaluator_attempts: int = Field(2, ge=1)
+    output_bytes: int = Field(1_000_000, gt=0, description="kept of a harness' output; the rest is drained and dropped")
+    memory_bytes: int = Field(2 << 30, gt=0)
+    processes: int = Field(256, gt=0)
+    file_bytes: int = Field(256 << 20, gt=0, description="largest file an agent may write")
+
+
+class PolicySettings(Message):
+    """Scheduling. Names are those of docs/rules.md."""
+
+    name: Literal["waterlevel"] = "waterlevel"
+    supply_fraction: float = Field(0.5, ge=0, le=1, description="of B; supply a cell must see before it joins")
+    hold_seconds: float = Field(2.0, ge=0, description="how long supply must hold without a break")
+    in_flight_depth: int = Field(2, ge=1, description="micro-steps emitted ahead per training cell")
+
+
+class Training(Message):
+    """One optimizer step."""
+
+    learning_rate: float = Field(2e-4, gt=0)
+    betas: tuple[float, float] = (0.9, 0.95)
+    weight_decay: float = Field(0.0, ge=0)
+    advantage: Literal["grpo", "dr_grpo", "rloo"] = "grpo"
+    clip_low: float = Field(0.2, gt=0, lt=1)
+    clip_high: float = Field(0.28, gt=0)
+    truncate_ratio: float | None = Field(None, gt=0)
+    max_grad_norm: float = Field(1.0, gt=0)
+    token_budget: int = Field(2048, gt=0, description="tokens of one micro-step")
+    max_staleness: int | None = Field(None, ge=0, description="versions; older executions are left out")
+    refill: bool = Field(False, description="no-signal groups do not take a place in the batch")
+
+
+class BurstSpec(Message):
+    """One burst: a dispatch quota, then `steps` optimizer steps, then a publish.
+
+    Written as burst.json and given to ``temporal workflow start --type Burst``.
+    """
+
+    run: Slug
+    name: Slug
+    purpose: Purpose = Purpose.TRAIN
+    tasks: str = Field(description="folder of tasks in the Harbor layout, or a name the fleet file maps to one")
+    split: Literal["train", "heldout"] = "train"
+    seed: int = Field(0, ge=0)
+    groups_per_step: int = Field(4, ge=0, description="B: groups per optimizer step")
+    executions_per_group: int = Field(8, ge=1, description="N: executions per group")
+    steps: int = Field(2, ge=1, description="mu: optimizer steps before the publish")
+    carry_over: float = Field(0.0, ge=0, description="phi: groups, in units of B, left outstanding at the boundary")
+    final: bool = Field(False, description="last burst of a campaign: top up only to what will still be consumed")
+    sampling: Sampling = Sampling()
+    harness: HarnessChoice = HarnessChoice()
+    limits: Limits = Limits()
+    policy: PolicySettings = PolicySettings()
+    training: Training = Training()
+    publish: Literal["recompute"] = "recompute"
+    on_cancel: Literal["finish_batch", "abandon_batch"] = "abandon_batch"
+
+    @model_validator(mode="after")
+    def _evaluation_needs_tasks(self) -> "BurstSpec":
+        if self.purpose is Purpose.EVALUATE and self.groups_per_step < 1:
+            raise ValueError("groups_per_step: an evaluation needs at least 1 task")
+        return self
+
+    @property
+    def quota(self) -> int:
+        """Groups outstanding after the boundary's top-up, (phi + mu) * B; an evaluation dispatches B groups."""
+        if self.purpose is Purpose.EVALUATE:
+            return self.groups_per_step
+        carry = 0.0 if self.final else self.carry_over
+        return round((carry + self.steps) * self.groups_per_step)
+
+
+class CampaignSpec(Message):
+    """Burst after burst with the same settings; names and seeds are derived from `burst`."""
+
+    run: Slug
+    name: Slug
+    bursts: int = Field(ge=1)
+    burst: BurstSpec
+
+    @model_validator(mode="after")
+    def _same_run(self) -> "CampaignSpec":
+        if self.burst.run != self.run:
+            raise ValueError(f"burst.run: is {self.burst.run!r}, must be the campaign's run {self.run!r}")
+        return self
+
+    def nth(self, index: int) -> BurstSpec:
+        """Burst `index` (0-based) of this campaign."""
+        last = index == self.bursts - 1
+        return self.burst.model_copy(update={"name": f"{self.name}-{index:03d}", "final": last})
+
+
+class StepReport(Message):
+    """What one optimizer step did."""
+
+    step: int
+    version_before: int
+    version_after: int
+    groups: int
+    groups_with_signal: int
+    executions_valid: int
+    target_tokens: int
+    mean_reward: float | None
+    mean_staleness: float | None
+    cells: dict[str, int] = Field(description="cell -> micro-steps that counted")
+    grad_norm: float | None
+
+
+class BurstReport(Message):
+    """The result of a Burst workflow."""
+
+    run: str
+    burst: str
+    purpose: Purpose
+    version: int
+    steps: tuple[StepReport, ...] = ()
+    executions: int = 0
+    executions_valid: int = 0
+    mean_reward: float | None = None
+    cancelled: bool = False
