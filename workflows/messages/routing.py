@@ -1,14 +1,14 @@
 """The proxy's control API (its admin port, bearer admin key) and what the routing activities exchange with it.
 
-    PUT    /admin/engines/{engine}        EngineEntry            upsert, door closed; an older boot epoch is refused (409)
-    POST   /admin/engines/{engine}/door   DoorChange             open only at a version and checksum; close is idempotent
-    POST   /admin/engines/{engine}/lost   {"boot_epoch": n}      the engine died: its requests continue elsewhere at once
-    POST   /admin/reroutes                RerouteRequest -> ReroutePlan   reserve and switch routes; requests not yet moved
-    POST   /admin/cancels                 CancelRequest -> CancelResult   cancel what is outstanding; the proxy retries it
-    POST   /admin/handoffs                HandoffDone            KV has arrived (or will not): waiting retries go on
-    POST   /admin/executions              RegisterExecution      token hash, sampling, seed; idempotent per attempt
-    DELETE /admin/executions/{id}                                no further call is accepted (harness gets 410)
-    GET    /admin/state                   RoutingState
+PUT    /admin/engines/{engine}        EngineEntry            upsert, door closed; an older boot epoch is refused (409)
+POST   /admin/engines/{engine}/door   DoorChange             open only at a version and checksum; close is idempotent
+POST   /admin/engines/{engine}/lost   {"boot_epoch": n}      the engine died: its requests continue elsewhere at once
+POST   /admin/reroutes                RerouteRequest -> ReroutePlan   reserve and switch routes; requests not yet moved
+POST   /admin/cancels                 CancelRequest -> CancelResult   cancel what is outstanding; the proxy retries it
+POST   /admin/handoffs                HandoffDone            KV has arrived (or will not): waiting retries go on
+POST   /admin/executions              RegisterExecution      token hash, sampling, seed; idempotent per attempt
+DELETE /admin/executions/{id}                                no further call is accepted (harness gets 410)
+GET    /admin/state                   RoutingState
 """
 
 from pydantic import Field

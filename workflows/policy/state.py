@@ -1,0 +1,98 @@
+"""What a policy sees and what it answers. No clock, no I/O: time comes in as a number."""
+
+from enum import StrEnum
+
+from pydantic import Field
+
+from workflows.messages.base import Message
+from workflows.messages.fleet import CellRole
+
+
+class CellView(Message):
+    """One cell. `slots` is C_e; `serving`: verified at the published version with an open door."""
+
+    index: int
+    role: CellRole
+    slots: int
+    trains: bool = True
+    serving: bool = False
+
+    @property
+    def eligible(self) -> bool:
+        """Counts for the training prefix: a parked, lost or starting cell is skipped."""
+        return self.trains and self.role not in (CellRole.PARKED, CellRole.LOST, CellRole.STARTING)
+
+
+class BatchView(Message):
+    """The open batch. `needed`: groups it still needs, B minus those assigned to it."""
+
+    batch: str
+    needed: int = Field(ge=0)
+
+
+class PolicyState(Message):
+    """Everything `decide` may look at.
+
+    Counters are cumulative over the run (docs/rules.md): dispatched >= launched >= finished >= 0, all classes of
+    executions together, because all need slots.
+    """
+
+    now: float
+    dispatched: int
+    launched: int
+    finished: int
+    cells: tuple[CellView, ...]
+    standalone_slots: int = 0
+    ready_unassigned: int = 0
+    batch: BatchView | None = None
+    groups_per_step: int
+    supply_fraction: float
+    hold_seconds: float
+    move_under_way: bool = False
+
+    @property
+    def waterlevel(self) -> int:
+        """w = d - f: queued and running executions."""
+        return self.dispatched - self.finished
+
+    @property
+    def capacity(self) -> int:
+        """C_R: execution slots of engines verified at the published version with an open door."""
+        return self.standalone_slots + sum(cell.slots for cell in self.cells if cell.serving)
+
+
+class Hold(Message):
+    """Since when the supply test of `cell` has held without a break."""
+
+    cell: int
+    since: float
+
+
+class Reason(StrEnum):
+    """Why a cell moves, stays or waits."""
+
+    CAPACITY = "capacity"
+    SUPPLY = "supply"
+    HOLD = "hold"
+    MOVE_UNDER_WAY = "move_under_way"
+    NO_BATCH = "no_batch"
+    NO_CELL = "no_cell"
+    CORE_PARKED = "core_parked"
+    CORE_ABSENT = "core_absent"
+    NOT_SERVING = "not_serving"
+    ALL_TESTS_PASS = "all_tests_pass"
+
+
+class Verdict(StrEnum):
+    MOVE = "move"
+    REFUSE = "refuse"
+
+
+class Decision(Message):
+    """One answer. `recheck_seconds`: when time alone may change it (the hold interval)."""
+
+    verdict: Verdict
+    cell: int | None
+    reason: Reason
+    detail: str
+    recheck_seconds: float | None = None

@@ -1,0 +1,32 @@
+"""The supply tests: is there training data for one more cell, and has there been for long enough?"""
+
+from math import ceil
+
+from workflows.policy.state import Hold, PolicyState
+
+
+def supply(state: PolicyState) -> int:
+    """s = min(ready unassigned groups, groups the open batch still needs)."""
+    needed = state.batch.needed if state.batch else 0
+    return min(state.ready_unassigned, needed)
+
+
+def threshold(state: PolicyState, cell: int) -> int:
+    """Groups cell `cell` must see.
+
+    A satellite: max(1, ceil(fraction * B)), so nobody joins near the end of a batch. The core: capped by what the
+    batch still needs, or a core that comes back late would wait for ever.
+    """
+    share = ceil(state.supply_fraction * state.groups_per_step)
+    if cell == 0 and state.batch is not None:
+        share = min(share, state.batch.needed)
+    return max(1, share)
+
+
+def hold_after(state: PolicyState, cell: int, hold: Hold | None) -> Hold | None:
+    """The hold after looking at `state`: kept while the test holds for the same cell, restarted by any dip."""
+    if supply(state) < threshold(state, cell):
+        return None
+    if hold is not None and hold.cell == cell and hold.since <= state.now:
+        return hold
+    return Hold(cell=cell, since=state.now)

@@ -1,0 +1,63 @@
+"""The `waterlevel` policy: a cell leaves rollout when what is left behind covers the work that is out, and data waits.
+
+    capacity    w <= C_R - C_e
+    supply      min(ready unassigned, needed) >= threshold, without a break for the hold interval
+    order       core first, then satellites by index, over the eligible cells, one transition at a time
+
+With a single cell and no standalone engine it leaves only at w = 0: the policy degrades to colocate.
+"""
+
+from workflows.messages.fleet import CellRole
+from workflows.policy.ordering import next_mover
+from workflows.policy.state import Decision, Hold, PolicyState, Reason, Verdict
+from workflows.policy.supply import hold_after, supply, threshold
+
+
+def decide(state: PolicyState, hold: Hold | None) -> tuple[Decision, Hold | None]:
+    """The decision on `state`, and the hold to pass in next time."""
+    mover = next_mover(state)
+    if mover is None:
+        return _refuse(None, Reason.NO_CELL, "every eligible cell is in training"), None
+    core = state.cells[0]
+    if core.role is CellRole.PARKED:
+        return _refuse(0, Reason.CORE_PARKED, "the core is parked: training waits"), None
+    if core.role in (CellRole.LOST, CellRole.STARTING):
+        return _refuse(0, Reason.CORE_ABSENT, f"the core is {core.role.value}"), None
+    if state.batch is None:
+        return _refuse(mover.index, Reason.NO_BATCH, "no batch is open"), None
+    hold = hold_after(state, mover.index, hold)
+    if state.move_under_way:
+        return _refuse(mover.index, Reason.MOVE_UNDER_WAY, "a rollout-to-training transition is under way"), hold
+    if mover.role is not CellRole.ROLLOUT or not mover.serving:
+        return _refuse(mover.index, Reason.NOT_SERVING, f"cell {mover.index} is {mover.role.value}, not serving"), hold
+    if hold is None:
+        detail = f"supply {supply(state)} < {threshold(state, mover.index)} groups"
+        return _refuse(mover.index, Reason.SUPPLY, detail), None
+    left = state.capacity - mover.slots
+    if state.waterlevel > left:
+        return _refuse(mover.index, Reason.CAPACITY, f"w {state.waterlevel} > C_R - C_e {left}"), hold
+    held = state.now - hold.since
+    if held < state.hold_seconds:
+        wait = state.hold_seconds - held
+        detail = f"supply has held {held:.1f} of {state.hold_seconds:g} s"
+        return _refuse(mover.index, Reason.HOLD, detail, recheck_seconds=wait), hold
+    detail = f"w {state.waterlevel} <= C_R - C_e {left}, supply {supply(state)} >= {threshold(state, mover.index)}"
+    return Decision(verdict=Verdict.MOVE, cell=mover.index, reason=Reason.ALL_TESTS_PASS, detail=detail), None
+
+
+def core_may_stay(state: PolicyState, next_dispatch: int) -> Decision:
+    """At a burst's end: may the core keep training for the next batch?
+
+    Only if supply passes now and w + the next dispatch (in executions) fits the capacity without the core. `state`
+    carries the next batch (`needed` = B); the core, being in training, is not part of its capacity.
+    """
+    if supply(state) < threshold(state, 0):
+        return _refuse(0, Reason.SUPPLY, f"supply {supply(state)} < {threshold(state, 0)} groups")
+    demand = state.waterlevel + next_dispatch
+    if demand > state.capacity:
+        return _refuse(0, Reason.CAPACITY, f"w {state.waterlevel} + {next_dispatch} > capacity {state.capacity}")
+    return Decision(verdict=Verdict.MOVE, cell=0, reason=Reason.ALL_TESTS_PASS, detail="the core stays in training")
+
+
+def _refuse(cell: int | None, reason: Reason, detail: str, recheck_seconds: float | None = None) -> Decision:
+    return Decision(verdict=Verdict.REFUSE, cell=cell, reason=reason, detail=detail, recheck_seconds=recheck_seconds)
