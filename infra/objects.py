@@ -31,7 +31,7 @@ class ObjectStore:
         return ArtifactRef(uri=uri, sha256=hashlib.sha256(data).hexdigest(), bytes=len(data))
 
     def get(self, ref: ArtifactRef) -> bytes:
-        """The bytes of `ref`. Raises ChecksumMismatch if they are not the ones referred to, FileNotFoundError if gone."""
+        """The bytes of `ref`. Raises ChecksumMismatch if they are other bytes, FileNotFoundError if gone."""
         data = bytes(obstore.get(self._store, ref.uri).bytes())
         if len(data) != ref.bytes or hashlib.sha256(data).hexdigest() != ref.sha256:
             raise ChecksumMismatch(f"{ref.uri}: stored bytes differ from the reference")

@@ -14,8 +14,8 @@ from workflows.messages.fleet import CellSpec
 class PacedEngine(Message):
     """The paced engine: seeded tokens at a set rate. Results made with it say so."""
 
-    tokens_per_second: float = Field(200.0, gt=0, description="of one request")
-    prefill_tokens_per_second: float = Field(20000.0, gt=0)
+    tokens_per_second: float = Field(default=200.0, gt=0, description="of one request")
+    prefill_tokens_per_second: float = Field(default=20000.0, gt=0)
 
 
 class Fleet(Message):
@@ -26,19 +26,19 @@ class Fleet(Message):
 
     run: Slug = "local"
     model: str = "infra/demo/policy"
-    context_tokens: int = Field(4096, gt=0)
+    context_tokens: int = Field(default=4096, gt=0)
     cells: tuple[CellSpec, ...] = (CellSpec(index=0), CellSpec(index=1), CellSpec(index=2))
     paced: PacedEngine = PacedEngine()
-    database_url: str = Field("", description="empty: a SQLite file in the run folder")
-    object_store_url: str = Field("", description="empty: a folder in the run folder")
-    temporal: str = Field("dev", pattern="^(dev|environment)$", description="dev server, or TEMPORAL_* environment")
-    harness_slots: int = Field(16, ge=1, description="harness processes at once")
+    database_url: str = Field(default="", description="empty: a SQLite file in the run folder")
+    object_store_url: str = Field(default="", description="empty: a folder in the run folder")
+    temporal: str = Field(default="dev", pattern="^(dev|environment)$", description="or TEMPORAL_* variables")
+    harness_slots: int = Field(default=16, ge=1, description="harness processes at once")
     task_sets: dict[str, str] = {}
-    training_threads: int = Field(1, ge=1)
+    training_threads: int = Field(default=1, ge=1)
     weights_folder: str = Field("/dev/shm", description="memory-backed storage for published weights")
     kv_handoff: bool = True
-    kv_host_tokens: int = Field(65536, ge=0, description="host pool of the KV linker, in tokens")
-    keep_checkpoints: int = Field(3, ge=1)
+    kv_host_tokens: int = Field(default=65536, ge=0, description="host pool of the KV linker, in tokens")
+    keep_checkpoints: int = Field(default=3, ge=1)
 
     @model_validator(mode="after")
     def _cells_are_numbered(self) -> "Fleet":

@@ -1,4 +1,7 @@
-"""The files people write: a burst, a campaign. Units are in the names; an unknown or wrong field is named in the error."""
+"""The files people write: a burst, a campaign.
+
+Units are in the names; an unknown or wrong field is named in the error.
+"""
 
 from enum import StrEnum
 from typing import Annotated, Literal
@@ -18,10 +21,10 @@ class Purpose(StrEnum):
 class Sampling(Message):
     """What the proxy imposes on every call, whatever the harness asks for."""
 
-    temperature: float = Field(1.0, ge=0, le=2)
-    top_p: float = Field(1.0, gt=0, le=1)
-    top_k: int = Field(-1, ge=-1, description="-1: no limit")
-    max_call_tokens: int = Field(256, gt=0, description="output budget of one call; a smaller request wins")
+    temperature: float = Field(default=1.0, ge=0, le=2)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    top_k: int = Field(default=-1, ge=-1, description="-1: no limit")
+    max_call_tokens: int = Field(default=256, gt=0, description="output budget of one call; a smaller request wins")
 
 
 class HarnessChoice(Message):
@@ -35,40 +38,40 @@ class HarnessChoice(Message):
 class Limits(Message):
     """Limits of one execution. When one is hit, what is left in the workspace is scored."""
 
-    wall_seconds: float = Field(300, gt=0)
-    model_calls: int = Field(64, gt=0)
-    grace_seconds: float = Field(5, gt=0, description="from TERM to KILL")
-    evaluator_seconds: float = Field(60, gt=0)
-    evaluator_attempts: int = Field(2, ge=1)
-    output_bytes: int = Field(1_000_000, gt=0, description="kept of a harness' output; the rest is drained and dropped")
-    memory_bytes: int = Field(2 << 30, gt=0)
-    processes: int = Field(256, gt=0)
-    file_bytes: int = Field(256 << 20, gt=0, description="largest file an agent may write")
+    wall_seconds: float = Field(default=300, gt=0)
+    model_calls: int = Field(default=64, gt=0)
+    grace_seconds: float = Field(default=5, gt=0, description="from TERM to KILL")
+    evaluator_seconds: float = Field(default=60, gt=0)
+    evaluator_attempts: int = Field(default=2, ge=1)
+    output_bytes: int = Field(default=1_000_000, gt=0, description="kept of a harness' output")
+    memory_bytes: int = Field(default=2 << 30, gt=0)
+    processes: int = Field(default=256, gt=0)
+    file_bytes: int = Field(default=256 << 20, gt=0, description="largest file an agent may write")
 
 
 class PolicySettings(Message):
     """Scheduling. Names are those of docs/rules.md."""
 
     name: Literal["waterlevel"] = "waterlevel"
-    supply_fraction: float = Field(0.5, ge=0, le=1, description="of B; supply a cell must see before it joins")
-    hold_seconds: float = Field(2.0, ge=0, description="how long supply must hold without a break")
-    in_flight_depth: int = Field(2, ge=1, description="micro-steps emitted ahead per training cell")
+    supply_fraction: float = Field(default=0.5, ge=0, le=1, description="of B; supply a cell must see before it joins")
+    hold_seconds: float = Field(default=2.0, ge=0, description="how long supply must hold without a break")
+    in_flight_depth: int = Field(default=2, ge=1, description="micro-steps emitted ahead per training cell")
 
 
 class Training(Message):
     """One optimizer step."""
 
-    learning_rate: float = Field(2e-4, gt=0)
+    learning_rate: float = Field(default=2e-4, gt=0)
     betas: tuple[float, float] = (0.9, 0.95)
-    weight_decay: float = Field(0.0, ge=0)
+    weight_decay: float = Field(default=0.0, ge=0)
     advantage: Literal["grpo", "dr_grpo", "rloo"] = "grpo"
-    clip_low: float = Field(0.2, gt=0, lt=1)
-    clip_high: float = Field(0.28, gt=0)
-    truncate_ratio: float | None = Field(None, gt=0)
-    max_grad_norm: float = Field(1.0, gt=0)
-    token_budget: int = Field(2048, gt=0, description="tokens of one micro-step")
-    max_staleness: int | None = Field(None, ge=0, description="versions; older executions are left out")
-    refill: bool = Field(False, description="no-signal groups do not take a place in the batch")
+    clip_low: float = Field(default=0.2, gt=0, lt=1)
+    clip_high: float = Field(default=0.28, gt=0)
+    truncate_ratio: float | None = Field(default=None, gt=0)
+    max_grad_norm: float = Field(default=1.0, gt=0)
+    token_budget: int = Field(default=2048, gt=0, description="tokens of one micro-step")
+    max_staleness: int | None = Field(default=None, ge=0, description="versions; older executions are left out")
+    refill: bool = Field(default=False, description="no-signal groups do not take a place in the batch")
 
 
 class BurstSpec(Message):
@@ -82,12 +85,12 @@ class BurstSpec(Message):
     purpose: Purpose = Purpose.TRAIN
     tasks: str = Field(description="folder of tasks in the Harbor layout, or a name the fleet file maps to one")
     split: Literal["train", "heldout"] = "train"
-    seed: int = Field(0, ge=0)
-    groups_per_step: int = Field(4, ge=0, description="B: groups per optimizer step")
-    executions_per_group: int = Field(8, ge=1, description="N: executions per group")
-    steps: int = Field(2, ge=1, description="mu: optimizer steps before the publish")
-    carry_over: float = Field(0.0, ge=0, description="phi: groups, in units of B, left outstanding at the boundary")
-    final: bool = Field(False, description="last burst of a campaign: top up only to what will still be consumed")
+    seed: int = Field(default=0, ge=0)
+    groups_per_step: int = Field(default=4, ge=0, description="B: groups per optimizer step")
+    executions_per_group: int = Field(default=8, ge=1, description="N: executions per group")
+    steps: int = Field(default=2, ge=1, description="mu: optimizer steps before the publish")
+    carry_over: float = Field(default=0.0, ge=0, description="phi: left outstanding, in units of B")
+    final: bool = Field(default=False, description="a campaign's last burst: no carry-over")
     sampling: Sampling = Sampling()
     harness: HarnessChoice = HarnessChoice()
     limits: Limits = Limits()

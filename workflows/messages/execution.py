@@ -60,7 +60,7 @@ class HarnessRun(Message):
     exit_code: int | None = None
     seconds: float = 0.0
     model_calls: int = 0
-    detail: str = Field("", max_length=2000)
+    detail: str = Field(default="", max_length=2000)
 
 
 class Evaluation(Message):
@@ -68,7 +68,7 @@ class Evaluation(Message):
 
     outcome: Outcome
     reward: float | None = None
-    detail: str = Field("", max_length=2000)
+    detail: str = Field(default="", max_length=2000)
 
 
 class ProcessedExecution(Message):

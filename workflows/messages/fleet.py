@@ -23,9 +23,9 @@ class CellSpec(Message):
     """One cell of the fleet file. Cell 0 is the core."""
 
     index: int = Field(ge=0)
-    engine: str = Field("sglang", pattern=r"^(sglang|paced)$")
-    slots: int = Field(8, ge=1, description="executions its engine may serve at once: C_e")
-    kv_tokens: int = Field(16384, ge=1)
+    engine: str = Field(default="sglang", pattern=r"^(sglang|paced)$")
+    slots: int = Field(default=8, ge=1, description="executions its engine may serve at once: C_e")
+    kv_tokens: int = Field(default=16384, ge=1)
     trains: bool = True
 
 
@@ -45,7 +45,7 @@ class CellReport(Message):
     cell: int
     boot_epoch: int
     role: CellRole
-    version: int | None = Field(None, description="version its engine serves, when in rollout")
+    version: int | None = Field(default=None, description="version its engine serves, when in rollout")
     queue: str = ""
-    move: str = Field("", description="id of the move that led here, if any")
+    move: str = Field(default="", description="id of the move that led here, if any")
     reason: str = ""

@@ -36,7 +36,7 @@ class DoorChange(Message):
     boot_epoch: int
     open: bool
     version: int | None = None
-    checksum: str | None = Field(None, description="required to open; part of the KV key")
+    checksum: str | None = Field(default=None, description="required to open; part of the KV key")
 
 
 class RerouteRequest(Message):
