@@ -1,0 +1,65 @@
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from infra.transfer import TransferEndpoint
+from workflows.messages.transfer import BufferManifest
+
+ROOT = Path(__file__).parents[3]
+
+
+class Source:
+    """A peer process serving `count` buffers of `size` bytes."""
+
+    def __init__(self, count: int, size: int) -> None:
+        script = Path(__file__).with_name("source_process.py")
+        self.process = subprocess.Popen(
+            [sys.executable, str(script), str(count), str(size)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        )
+        assert self.process.stdout is not None
+        self.manifest = BufferManifest.model_validate_json(self.process.stdout.readline())
+
+    def command(self, line: str) -> str:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+        return self.process.stdout.readline()
+
+    def stop(self) -> None:
+        self.process.send_signal(signal.SIGSTOP)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait(10)
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe is not None:
+                pipe.close()
+
+
+@pytest.fixture
+def source() -> Iterator[Callable[[int, int], Source]]:
+    started: list[Source] = []
+
+    def start(count: int, size: int) -> Source:
+        started.append(Source(count, size))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.kill()
+
+
+@pytest.fixture(scope="session")
+def endpoint() -> TransferEndpoint:
+    return TransferEndpoint()
