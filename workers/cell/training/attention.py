@@ -1,0 +1,86 @@
+"""Core attention handed to Megatron through its layer spec, and the plan that says who may attend to whom.
+
+Paths are packed back to back in one sequence. Attention inside a path is causal, between paths there is none. The plan
+travels through GPTModel in the place of the attention mask, untouched. Ancestor attention (paths that share a computed
+prefix) will be another plan: `mask` already takes any pattern.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.transformer.module import MegatronModule
+from megatron.core.transformer.spec_utils import ModuleSpec
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+
+@dataclass(frozen=True)
+class AttentionPlan:
+    """`spans`: [start, end) of each causal block, covering the sequence in order. `mask`, if given, rules instead:
+    bool [s, s], True where a row may attend to a column."""
+
+    spans: tuple[tuple[int, int], ...] = ()
+    mask: Tensor | None = None
+
+
+class PackedAttention(MegatronModule):
+    """Scaled dot-product attention over packed paths; one causal kernel call per path, so no work is masked away."""
+
+    def __init__(self, config, layer_number, *args, softmax_scale: float | None = None, **kwargs) -> None:
+        super().__init__(config=config)
+        self.scale = softmax_scale
+
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, attention_mask: AttentionPlan, *args, **kwargs
+    ) -> Tensor:
+        """`query` [s, b, heads, dim], `key` and `value` [s, b, kv_heads, dim] -> [s, b, heads * dim]."""
+        q, k, v = (tensor.permute(1, 2, 0, 3) for tensor in (query, key, value))
+        if attention_mask.mask is not None:
+            out = scaled_dot_product_attention(
+                q, k, v, attn_mask=attention_mask.mask, scale=self.scale, enable_gqa=True
+            )
+        else:
+            out = torch.cat([self._causal(q, k, v, start, end) for start, end in attention_mask.spans], dim=2)
+        return out.permute(2, 0, 1, 3).reshape(query.size(0), query.size(1), -1)
+
+    def _causal(self, q: Tensor, k: Tensor, v: Tensor, start: int, end: int) -> Tensor:
+        part = slice(start, end)
+        return scaled_dot_product_attention(
+            q[:, :, part], k[:, :, part], v[:, :, part], is_causal=True, scale=self.scale, enable_gqa=True
+        )
+
+    def sharded_state_dict(self, prefix="", sharded_offsets=(), metadata=None) -> dict:
+        return {}
+
+
+def layer_spec() -> ModuleSpec:
+    """Megatron's local layer with qk-norm, its core attention replaced by ours."""
+    spec = get_gpt_layer_local_spec(qk_layernorm=True, normalization="RMSNorm")
+    attention = spec.submodules.self_attention  # pyright: ignore[reportOptionalMemberAccess, reportAttributeAccessIssue]
+    attention.submodules.core_attention = PackedAttention
+    return spec
+
+
+class PerTokenRotary(torch.nn.Module):
+    """Rotary angles for explicit positions; the stock module only counts upwards.
+
+    `positions` [b, s] is set before each forward; returns angles [s, b, 1, head_dim].
+    """
+
+    def __init__(self, head_dim: int, theta: float) -> None:
+        super().__init__()
+        self.positions: Tensor | None = None
+        self.inverse_frequencies: Tensor
+        exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+        self.register_buffer("inverse_frequencies", 1.0 / (theta**exponents), persistent=False)
+
+    def get_rotary_seq_len(self, *args, **kwargs) -> int:
+        """Not used: angles follow from the positions."""
+        return 0
+
+    def forward(self, *args, **kwargs) -> Tensor:
+        if self.positions is None:
+            raise RuntimeError("positions must be set before the forward pass")
+        angles = self.positions.t().to(torch.float32)[..., None] * self.inverse_frequencies
+        return torch.cat((angles, angles), dim=-1)[:, :, None]

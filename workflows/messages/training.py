@@ -1,0 +1,314 @@
+"""What the control plane says to a cell's training actor, and what it answers. Small: tensors go by one-sided reads.
+
+Every request carries the actor's boot epoch and a lease epoch: a wrong boot epoch, or a lease lower than the highest
+seen, is refused as Fenced. Every call is idempotent: asked again it answers as before and changes nothing.
+"""
+
+from enum import StrEnum
+
+from pydantic import Field, JsonValue
+
+from workflows.messages.artifacts import ArtifactRef
+from workflows.messages.base import Message
+from workflows.messages.burst import Training
+from workflows.messages.group import MicroStep
+from workflows.messages.transfer import BufferManifest
+
+Checksum = str
+"""The weights checksum: 64 hex digits (`infra.weights.checksum`)."""
+
+
+class BatchPhase(StrEnum):
+    """Where an actor is in a batch. CLOSED: it holds none. APPLIED: core only, updated but not yet committed."""
+
+    CLOSED = "closed"
+    OPEN = "open"
+    SEALED = "sealed"
+    APPLIED = "applied"
+
+
+class ActorRequest(Message):
+    """Fencing, on every request but `status`."""
+
+    boot_epoch: int = Field(ge=0)
+    lease_epoch: int = Field(0, ge=0)
+
+
+class WeightsReply(Message):
+    """The weights an actor now holds."""
+
+    version: int
+    checksum: Checksum
+
+
+class RestoreBase(ActorRequest):
+    """Load the base model with fresh optimizer state and call it `version`; the start of a run."""
+
+    version: int = Field(0, ge=0)
+    checksum: Checksum | None = Field(None, description="refuse any other")
+
+
+class RestoreCheckpoint(ActorRequest):
+    """Load a complete checkpoint: `version`, or the newest if None."""
+
+    version: int | None = Field(None, ge=0)
+    checksum: Checksum | None = Field(None, description="refuse any other")
+
+
+class CheckpointRef(Message):
+    """One complete checkpoint of the core. `name` is its folder below the checkpoint root."""
+
+    name: str
+    version: int
+    checksum: Checksum
+
+
+class RestoreReply(Message):
+    """`counters` is what the caller gave when the checkpoint was written; empty for a base model."""
+
+    version: int
+    checksum: Checksum
+    checkpoint: CheckpointRef | None = None
+    counters: dict[str, JsonValue] = {}
+
+
+class Resume(ActorRequest):
+    """Allocate what training needs: the gradient buffer, registered for one-sided reads."""
+
+
+class Release(ActorRequest):
+    """Free what only training needs. Weights stay; so does the core's optimizer. Refused while a batch is held."""
+
+
+class ResourceReply(Message):
+    """What is held now, in bytes, measured after the call."""
+
+    gradient_bytes: int
+    snapshot_bytes: int
+    pins: int
+    resident_bytes: int = Field(description="resident set of the process")
+
+
+class ExposeSnapshot(ActorRequest):
+    """Make the weights readable. Refused as VersionMismatch if the actor holds another version."""
+
+    version: int = Field(ge=0)
+
+
+class SnapshotReply(Message):
+    """Leave to read one version's weights, for `pin_seconds` or until the pin is released."""
+
+    version: int
+    checksum: Checksum
+    manifest: BufferManifest
+    pin: str
+    pin_seconds: float
+
+
+class ReleaseSnapshot(ActorRequest):
+    """Acknowledge that a snapshot has been read. A late or repeated one changes nothing."""
+
+    pin: str
+
+
+class PullSnapshot(ActorRequest):
+    """Read the core's weights, verify the checksum, and only then use them."""
+
+    version: int = Field(ge=0)
+    checksum: Checksum
+    manifest: BufferManifest
+    timeout_seconds: float = Field(30, gt=0)
+
+
+class OpenBatch(ActorRequest):
+    """Accumulate for `batch` from now on, with exactly these weights. On a sealed batch: accumulate further."""
+
+    batch: str
+    version: int = Field(ge=0)
+    checksum: Checksum
+
+
+class BatchRequest(ActorRequest):
+    """A step in the life of one batch: seal, discard."""
+
+    batch: str
+
+
+class Accumulated(Message):
+    """One micro-step whose gradient is in the sum, with the attempt that counted."""
+
+    index: int = Field(ge=0)
+    attempt: int = Field(ge=1)
+
+
+class BatchReply(Message):
+    """Where the actor now stands with the batch."""
+
+    batch: str
+    phase: BatchPhase
+    version: int
+    accumulated: tuple[Accumulated, ...] = ()
+
+
+class TokenMetrics(Message):
+    """Sums over target tokens, so that any number of them merge by adding. Log-probs are natural, per token.
+
+    `gaps` is a histogram of |log-prob - behaviour log-prob| in the bins of `infra.logprob_gaps`.
+    """
+
+    tokens: int = 0
+    loss_sum: float = 0.0
+    ratio_sum: float = 0.0
+    ratio_max: float = 0.0
+    clipped_tokens: int = 0
+    kl_sum: float = 0.0
+    gap_sum: float = 0.0
+    gap_max: float = 0.0
+    gaps: dict[int, int] = {}
+
+    def merged(self, other: "TokenMetrics") -> "TokenMetrics":
+        """Metrics of both sets of tokens together."""
+        bins = sorted(self.gaps.keys() | other.gaps.keys())
+        return TokenMetrics(
+            tokens=self.tokens + other.tokens,
+            loss_sum=self.loss_sum + other.loss_sum,
+            ratio_sum=self.ratio_sum + other.ratio_sum,
+            ratio_max=max(self.ratio_max, other.ratio_max),
+            clipped_tokens=self.clipped_tokens + other.clipped_tokens,
+            kl_sum=self.kl_sum + other.kl_sum,
+            gap_sum=self.gap_sum + other.gap_sum,
+            gap_max=max(self.gap_max, other.gap_max),
+            gaps={bin: self.gaps.get(bin, 0) + other.gaps.get(bin, 0) for bin in bins},
+        )
+
+
+class RunMicroStep(ActorRequest):
+    """Add one micro-step's gradient to the sum of the open batch.
+
+    The same index is never added twice: a later attempt of a micro-step that is in the sum already takes it over, an
+    earlier one is Fenced.
+    """
+
+    micro_step: MicroStep
+    attempt: int = Field(ge=1)
+    training: Training
+
+
+class MicroStepReply(Message):
+    """The claim, as the batch records it. `repeated`: it was in the sum already and was not computed again."""
+
+    batch: str
+    index: int
+    attempt: int
+    cell: int
+    boot_epoch: int
+    version: int
+    repeated: bool
+    seconds: float
+    metrics: TokenMetrics
+
+
+class SealReply(Message):
+    """The set really accumulated, and where its gradient can be read. Nothing accumulated: no manifest."""
+
+    batch: str
+    cell: int
+    boot_epoch: int
+    version: int
+    accumulated: tuple[Accumulated, ...]
+    metrics: TokenMetrics
+    manifest: BufferManifest | None
+
+
+class Participant(Message):
+    """One satellite's sealed gradient, as the batch accepted it."""
+
+    cell: int = Field(ge=0)
+    boot_epoch: int = Field(ge=0)
+    accumulated: tuple[Accumulated, ...]
+    manifest: BufferManifest
+
+
+class Combine(ActorRequest):
+    """Core only: sum the sealed gradients, divide once by `valid_executions`, clip, update once, checkpoint.
+
+    `own` is the core's accumulated set as the batch accepted it; any other set is refused as Fenced. The result counts
+    when the caller has recorded it and says so with `commit`.
+    """
+
+    batch: str
+    own: tuple[Accumulated, ...]
+    participants: tuple[Participant, ...]
+    valid_executions: int = Field(ge=0, description="V: valid executions of groups with signal")
+    training: Training
+    counters: dict[str, JsonValue] = Field({}, description="stored in the checkpoint, handed back by restore")
+    timeout_seconds: float = Field(60, gt=0, description="for reading one participant's gradient")
+
+
+class CombineReply(Message):
+    """`stepped` is False for a batch without any target: no optimizer step, same version, no checkpoint."""
+
+    batch: str
+    stepped: bool
+    version: int
+    checksum: Checksum
+    micro_steps: int
+    grad_norm: float | None
+    checkpoint: CheckpointRef | None
+    seconds: float
+
+
+class Commit(ActorRequest):
+    """The batch has recorded the update to `version`: gradients may go, the core's checkpoint must stay."""
+
+    batch: str
+    version: int = Field(ge=0)
+
+
+class ExportWeights(ActorRequest):
+    """Write a Hugging Face model folder for the local engine to load; renamed into place when complete."""
+
+    folder: str = Field(description="absolute path, on memory-backed storage")
+    version: int = Field(ge=0)
+    checksum: Checksum
+
+
+class ExportReply(Message):
+    folder: str
+    version: int
+    checksum: Checksum
+    bytes: int
+
+
+class ReplayLogprobs(ActorRequest):
+    """Forward only: how far are the recorded behaviour log-probs from this actor's, at the version it holds."""
+
+    payload: ArtifactRef
+
+
+class ReplayReply(Message):
+    """Over the targets that were sampled at `version`; other tokens are not compared. Natural log-probs."""
+
+    version: int
+    tokens: int
+    mean_gap: float
+    p999_gap: float
+    max_gap: float
+    gaps: dict[int, int]
+
+
+class ActorStatus(Message):
+    """A look at the actor that never waits for its computation."""
+
+    cell: int
+    boot_epoch: int
+    lease_epoch: int
+    pid: int
+    version: int | None
+    checksum: Checksum | None
+    batch: str | None
+    phase: BatchPhase
+    accumulated: int
+    busy: bool
+    optimizer_steps: int | None = Field(description="None on a satellite, which has no optimizer")
+    resources: ResourceReply
