@@ -94,3 +94,11 @@ class ExecutionClosed(Message):
     target_tokens: int = 0
     model_calls: int = 0
     seconds: float = 0.0
+
+
+class FinishExecution(Message):
+    """End an execution for good: no more calls, no process left, how it ended on record. Idempotent."""
+
+    spec: ExecutionSpec
+    run: HarnessRun
+    evaluation: Evaluation

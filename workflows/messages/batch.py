@@ -1,0 +1,133 @@
+"""One optimizer step: the stream of micro-steps, the ledger of what counted, the update."""
+
+from pydantic import Field
+
+from workflows.messages.base import Message
+from workflows.messages.burst import BurstSpec
+from workflows.messages.group import MicroStep
+from workflows.messages.scheduling import Weights
+
+
+class BatchSpec(Message):
+    """Start of a TrainingBatch; all its gradients come from `weights`."""
+
+    spec: BurstSpec
+    step: int
+    batch: str
+    weights: Weights
+
+
+class JoinBatch(Message):
+    """A training cell joins: weights of exactly this version, fresh gradients, then it serves the stream."""
+
+    run: str
+    cell: int
+    batch: str
+    weights: Weights
+    in_flight_depth: int
+
+
+class MicroStepTask(Message):
+    """One micro-step on the stream. `emission` counts how often the workflow put it there."""
+
+    micro_step: MicroStep
+    emission: int
+    weights: Weights
+    clip_low: float
+    clip_high: float
+    truncate_ratio: float | None
+    temperature: float
+
+
+class Accepted(Message):
+    """One micro-step that counted: (index, attempt) as accumulated by one boot of one cell."""
+
+    index: int
+    attempt: int
+    cell: int
+    boot_epoch: int
+
+
+class MicroStepDone(Message):
+    """Result of a micro-step activity."""
+
+    accepted: Accepted
+    loss: float
+    metrics: dict[str, float] = {}
+
+
+class SealBatch(Message):
+    """Stop serving the stream and report what was really accumulated."""
+
+    run: str
+    cell: int
+    batch: str
+
+
+class Sealed(Message):
+    """A participant's own account of its gradient."""
+
+    cell: int
+    boot_epoch: int
+    accumulated: tuple[tuple[int, int], ...] = Field(description="(index, attempt), sorted")
+    weights: Weights
+    metrics: dict[str, float] = {}
+
+
+class CombineUpdate(Message):
+    """At the core: read the participants' gradients, divide once by `normalizer`, clip, update, make it durable."""
+
+    run: str
+    batch: str
+    weights: Weights
+    participants: tuple[Sealed, ...]
+    normalizer: int = Field(ge=1, description="V: valid executions of groups with signal")
+    learning_rate: float
+    betas: tuple[float, float]
+    weight_decay: float
+    max_grad_norm: float
+    counters: dict[str, int] = Field(description="saved with the checkpoint: sample position and counters")
+
+
+class UpdateApplied(Message):
+    """The update is durable as a checkpoint, not yet committed."""
+
+    weights: Weights
+    checkpoint: str
+    grad_norm: float
+    metrics: dict[str, float] = {}
+
+
+class CommitBatch(Message):
+    """Record a batch as committed: the update row (if any) and what counted."""
+
+    run: str
+    batch: str
+    burst: str
+    step: int
+    before: Weights
+    after: Weights
+    checkpoint: str = ""
+    groups: tuple[str, ...]
+    accepted: tuple[Accepted, ...]
+    normalizer: int
+    metrics: dict[str, float] = {}
+
+
+class OpenedBatch(Message):
+    """Record a batch as opened."""
+
+    run: str
+    batch: str
+    burst: str
+    step: int
+    weights: Weights
+
+
+class ReleaseBatch(Message):
+    """After the commit: gradients may go. `discard`: they did not count."""
+
+    run: str
+    cell: int
+    batch: str
+    discard: bool = False

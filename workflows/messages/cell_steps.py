@@ -1,0 +1,51 @@
+"""Arguments and results of the steps that a cell worker runs for a role change. All are fenced by `lease`."""
+
+from workflows.messages.base import Message
+from workflows.messages.scheduling import Weights
+
+
+class CellLease(Message):
+    """A step of transition `lease` at cell `cell`; an older lease than the last one seen is refused."""
+
+    run: str
+    cell: int
+    lease: int
+
+
+class RetainKv(CellLease):
+    """Pin the KV of these executions' latest prefixes, from before their requests are cancelled."""
+
+    executions: tuple[str, ...]
+
+
+class PullKv(CellLease):
+    """At the destination `cell`: read what `source_cell` retains for these executions, verify, acknowledge."""
+
+    source_cell: int
+    executions: tuple[str, ...]
+
+
+class KvPulled(Message):
+    arrived: tuple[str, ...]
+    tokens: int
+    bytes: int
+
+
+class LoadWeights(CellLease):
+    """Bring the engine to this version: pull it into the actor, export to memory-backed storage, load, verify."""
+
+    weights: Weights
+
+
+class EngineVerified(Message):
+    """What the engine itself reports after a load; equal to what was asked for, or the step failed."""
+
+    weights: Weights
+    bytes: int = 0
+
+
+class HandoffFigures(Message):
+    """Asked of the proxy after a hand-off: what the continued requests found in the destination's cache."""
+
+    lease: str
+    engine: str

@@ -1,0 +1,116 @@
+"""What the long-lived workflows tell each other: signals with an id, answered by a signal."""
+
+from pydantic import Field
+
+from workflows.messages.base import Message
+from workflows.messages.burst import BurstSpec, PolicySettings
+from workflows.messages.fleet import CellSpec
+
+
+class Weights(Message):
+    """One weight version and the checksum its tensors must have."""
+
+    version: int = Field(ge=0)
+    checksum: str
+
+
+class RunSpec(Message):
+    """Start of a Scheduler: the run and its cells. Started once, by the control worker."""
+
+    run: str
+    cells: tuple[CellSpec, ...]
+    weights: Weights
+    kv_handoff: bool = True
+    sweep_seconds: float = Field(default=20, gt=0)
+
+
+class OpenBurst(Message):
+    """Burst to Scheduler: please dispatch. Answered by `BurstOpened` once it is this burst's turn."""
+
+    spec: BurstSpec
+
+
+class BurstOpened(Message):
+    """Scheduler to Burst: the boundary's top-up is dispatched."""
+
+    burst: str
+    weights: Weights
+    groups: int = Field(description="dispatched now")
+    outstanding: int = Field(description="groups outstanding after the top-up")
+
+
+class EvaluationDone(Message):
+    """Scheduler to Burst: every execution of the evaluation is closed."""
+
+    burst: str
+    executions: int
+    valid: int
+    mean_reward: float | None
+
+
+class OpenBatch(Message):
+    """TrainingBatch to Scheduler: groups and members, please."""
+
+    batch: str
+    burst: str
+    groups: int = Field(description="B")
+    refill: bool
+    policy: PolicySettings
+
+
+class Member(Message):
+    """A cell in training, in one boot of its worker."""
+
+    cell: int
+    boot_epoch: int
+    queue: str
+
+
+class GroupAssigned(Message):
+    """TrainingBatch to Scheduler: the first micro-step of this group was claimed (or it has none)."""
+
+    batch: str
+    group: str
+
+
+class BatchClosed(Message):
+    """TrainingBatch to Scheduler: its update is committed (or there was none to make)."""
+
+    batch: str
+    weights: Weights
+
+
+class BatchAbandoned(Message):
+    """TrainingBatch to Scheduler: the burst was cancelled; its groups are free again or lost by setting."""
+
+    batch: str
+
+
+class EndBurst(Message):
+    """Burst to Scheduler: the last batch is closed; satellites return, the version is published."""
+
+    burst: str
+    weights: Weights
+    more_follow: bool = Field(default=False, description="another burst is known to follow at once")
+    next_executions: int = Field(default=0, description="what it will dispatch, for the core's staying")
+
+
+class BurstPublished(Message):
+    """Scheduler to Burst: every cell that serves has verified the version; `not_serving` names the others and why."""
+
+    burst: str
+    weights: Weights
+    serving: tuple[int, ...]
+    not_serving: dict[int, str] = {}
+
+
+class CancelBurst(Message):
+    """Burst to Scheduler: stop dispatching it, close what is queued, cancel what runs."""
+
+    burst: str
+
+
+class BurstDrained(Message):
+    """Scheduler to Burst: every execution of a cancelled burst is closed."""
+
+    burst: str

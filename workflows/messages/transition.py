@@ -1,0 +1,96 @@
+"""Role changes: what a Cell asks of a RoleTransition, and what it reports step by step."""
+
+from enum import StrEnum
+
+from pydantic import Field
+
+from workflows.messages.base import Message
+from workflows.messages.fleet import CellSpec
+from workflows.messages.scheduling import Weights
+
+
+class Direction(StrEnum):
+    """What a transition does to its cell."""
+
+    BOOT = "boot"
+    TO_TRAINING = "to_training"
+    TO_ROLLOUT = "to_rollout"
+    PUBLISH = "publish"
+
+
+class MoveCell(Message):
+    """Scheduler to Cell: change role or serve a new version. `move` makes it idempotent."""
+
+    move: str
+    direction: Direction
+    weights: Weights
+    peers: dict[str, str] = Field(default={}, description="engine id -> activity queue of the cells that may take over")
+    kv_handoff: bool = True
+
+
+class TransitionSpec(Message):
+    """Start of a RoleTransition. `lease` rises with every transition of a cell and fences the steps of older ones."""
+
+    run: str
+    cell: CellSpec
+    lease: int
+    boot_epoch: int
+    queue: str
+    engine_url: str
+    direction: Direction
+    weights: Weights
+    peers: dict[str, str] = {}
+    kv_handoff: bool = True
+
+    @property
+    def lease_id(self) -> str:
+        return f"{self.run}/{self.cell.index}/{self.lease}"
+
+
+class StepTiming(Message):
+    """One step as it went. `seconds` from the workflow's clock, so it includes scheduling."""
+
+    name: str
+    seconds: float
+    ok: bool = True
+    detail: str = ""
+
+
+class TransitionFigures(Message):
+    """What a move cost and kept. Tokens of KV: reused at the destination, or recomputed."""
+
+    executions_rerouted: int = 0
+    requests_moved: int = 0
+    kv_tokens_reused: int = 0
+    kv_tokens_recomputed: int = 0
+    kv_bytes: int = 0
+
+
+class TransitionResult(StrEnum):
+    DONE = "done"
+    ROLLED_BACK = "rolled_back"
+    PARKED = "parked"
+    SUPERSEDED = "superseded"
+
+
+class TransitionReport(Message):
+    """The result of a RoleTransition; also its row in the records."""
+
+    transition: str
+    run: str
+    cell: int
+    direction: Direction
+    result: TransitionResult
+    started_at: float
+    ended_at: float
+    steps: tuple[StepTiming, ...]
+    figures: TransitionFigures = TransitionFigures()
+    reason: str = ""
+
+
+class Resolution(StrEnum):
+    """What an operator decides about a step that failed for good."""
+
+    RETRY = "retry"
+    SKIP = "skip"
+    ABORT = "abort"

@@ -1,0 +1,155 @@
+"""Calling a step, and what happens when it fails for good: the workflow parks and an operator decides.
+
+A transient failure is retried by the step's own policy and shows as pending in the web UI. A permanent one (typed and
+non-retryable, or attempts used up) parks the workflow in phase BLOCKED; `set_current_details` then shows the exact
+command, and the update `resolve_step` (retry, skip, abort) goes on.
+"""
+
+from collections.abc import Awaitable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TypeVar, cast
+
+from temporalio import workflow
+from temporalio.common import SearchAttributeKey
+from temporalio.exceptions import ActivityError, ApplicationError, CancelledError
+
+from workflows.messages.base import Message
+from workflows.messages.transition import Resolution
+from workflows.steps import Step
+
+Argument = TypeVar("Argument", bound=Message)
+Result = TypeVar("Result", bound=Message | None)
+
+PHASE = SearchAttributeKey.for_keyword("Phase")
+
+
+class StepSkipped(Exception):
+    """An operator skipped the step; the caller decides what that means."""
+
+
+class StepAborted(Exception):
+    """An operator gave the step up, or the caller does not park: the workflow takes its way back."""
+
+    def __init__(self, step: str, reason: str) -> None:
+        super().__init__(f"{step}: {reason}")
+        self.step, self.reason = step, reason
+
+
+@dataclass
+class _Blocked:
+    step: str
+    reason: str
+    resolution: Resolution | None = None
+
+
+def failure_text(error: BaseException) -> str:
+    """The innermost cause of an activity failure, cut to what a web page shows well."""
+    cause: BaseException = error
+    while cause.__cause__ is not None:
+        cause = cause.__cause__
+    return f"{getattr(cause, 'type', None) or type(cause).__name__}: {cause}"[:500]
+
+
+def call(
+    step: Step[Argument, Result],
+    argument: Argument,
+    *,
+    queue: str,
+    activity_id: str | None = None,
+    summary: str = "",
+) -> Awaitable[Result]:
+    """Schedule a step on `queue`; awaiting it raises ActivityError when it fails for good."""
+    handle = workflow.start_activity(
+        step.name,
+        argument,
+        task_queue=queue,
+        result_type=step.result,
+        activity_id=activity_id,
+        summary=summary or step.name.replace("_", " "),
+        start_to_close_timeout=timedelta(seconds=step.start_to_close),
+        schedule_to_start_timeout=_seconds(step.schedule_to_start),
+        heartbeat_timeout=_seconds(step.heartbeat),
+        retry_policy=step.retry_policy(),
+        cancellation_type=workflow.ActivityCancellationType.TRY_CANCEL,
+    )
+    return cast("Awaitable[Result]", handle)
+
+
+class Parking:
+    """Mixin of every workflow that runs steps: parks on a failure for good, resumes by update."""
+
+    _blocked: _Blocked | None = None
+    _phase: str = ""
+
+    @workflow.update
+    async def resolve_step(self, resolution: Resolution) -> str:
+        """Decide about the step that failed for good: retry it, skip it, or abort the workflow's present job."""
+        blocked = cast("_Blocked", self._blocked)
+        blocked.resolution = resolution
+        return f"{blocked.step}: {resolution.value}"
+
+    @resolve_step.validator
+    def _check_resolution(self, resolution: Resolution) -> None:
+        if self._blocked is None:
+            raise ApplicationError("no step is blocked here", type="NothingBlocked", non_retryable=True)
+        if self._blocked.resolution is not None:
+            raise ApplicationError("already resolved", type="AlreadyResolved", non_retryable=True)
+
+    @workflow.query
+    def blocked_step(self) -> str:
+        """The step that waits for `resolve_step` and why, or an empty string."""
+        return f"{self._blocked.step}: {self._blocked.reason}" if self._blocked else ""
+
+    def enter_phase(self, phase: str) -> None:
+        """Show a phase in the web UI; upserted only when it changes."""
+        if phase != self._phase:
+            self._phase = phase
+            workflow.upsert_search_attributes([PHASE.value_set(phase)])
+
+    async def parked_call(
+        self,
+        step: Step[Argument, Result],
+        argument: Argument,
+        *,
+        queue: str,
+        activity_id: str | None = None,
+        summary: str = "",
+    ) -> Result:
+        """Call a step; when it fails for good, park until an operator decides.
+
+        Raises StepSkipped or StepAborted by that decision; cancellation passes through.
+        """
+        while True:
+            try:
+                return await call(step, argument, queue=queue, activity_id=activity_id, summary=summary)
+            except ActivityError as error:
+                if isinstance(error.cause, CancelledError):
+                    raise
+                match await self._park(step.name, failure_text(error)):
+                    case Resolution.RETRY:
+                        continue
+                    case Resolution.SKIP:
+                        raise StepSkipped(step.name) from error
+                    case Resolution.ABORT:
+                        raise StepAborted(step.name, failure_text(error)) from error
+
+    async def _park(self, step: str, reason: str) -> Resolution:
+        before = self._phase
+        blocked = self._blocked = _Blocked(step, reason)
+        self.enter_phase("BLOCKED")
+        workflow_id = workflow.info().workflow_id
+        workflow.set_current_details(
+            f"**{step}** failed for good: {reason}\n\nTo go on:\n\n"
+            f"    temporal workflow update execute --workflow-id {workflow_id} --name resolve_step --input '\"retry\"'\n\n"
+            'or `"skip"`, `"abort"`.'
+        )
+        await workflow.wait_condition(lambda: blocked.resolution is not None)
+        self._blocked = None
+        workflow.set_current_details("")
+        self.enter_phase(before)
+        return cast("Resolution", blocked.resolution)
+
+
+def _seconds(value: float | None) -> timedelta | None:
+    return None if value is None else timedelta(seconds=value)
