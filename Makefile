@@ -1,0 +1,97 @@
+# Everything starts here: `make demo` and `make test` do all set-up themselves, and a second run finds it done.
+#
+#   TORCH_SOURCE   extra pip arguments for torch alone, e.g. TORCH_SOURCE="--index-url <an index with CPU or CUDA builds>"
+#   PYTHON         a Python 3.11 to build the environment with, when it is not found by itself
+#   PYTEST_ARGS    extra arguments for the test targets, e.g. PYTEST_ARGS="-k waterlevel -x"
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+
+TORCH_SOURCE ?=
+PYTHON ?=
+PYTEST_ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+DONE := $(VENV)/done
+LOCK := requirements/lock.txt
+HARNESS := var/harness/mini-swe-agent
+PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
+PYTEST := $(BIN)/python -m pytest
+
+.PHONY: help setup demo check test test-fast test-slow doctor
+
+help:
+	@echo "make setup | demo | test | test-fast | test-slow | check | doctor   (README.md says more)"
+
+setup: $(DONE)/dev $(DONE)/system $(BIN)/gyre $(HARNESS)/.done
+
+demo: setup
+	@$(BIN)/gyre demo
+
+doctor: setup
+	@$(BIN)/gyre doctor
+
+check: setup
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/pyright
+	@$(BIN)/lint-imports
+
+# One pytest run, fast tests first (tests/conftest.py), so that its closing line counts everything.
+test: check
+	@$(PYTEST) $(PYTEST_ARGS)
+
+test-fast: setup
+	@$(PYTEST) -m "not slow" $(PYTEST_ARGS)
+
+test-slow: setup
+	@$(PYTEST) -m slow $(PYTEST_ARGS)
+
+# The environment, in stages: SGLang's own pins ask for CUDA builds, so it comes last and without its dependencies.
+$(DONE)/python: infra/deploy/find-python.sh
+	@python=$$(PYTHON="$(PYTHON)" bash infra/deploy/find-python.sh); \
+	echo "setup: environment $(VENV) with $$python"; \
+	"$$python" -m venv $(VENV)
+	@mkdir -p $(DONE) && touch $@
+
+$(DONE)/torch: requirements/torch.txt $(LOCK) $(DONE)/python
+	@echo "setup: torch"
+	@$(PIP) $(TORCH_SOURCE) -r requirements/torch.txt -c $(LOCK)
+	@touch $@
+
+$(DONE)/runtime: requirements/runtime.txt $(DONE)/torch
+	@echo "setup: runtime"
+	@$(PIP) -r requirements/runtime.txt -c $(LOCK)
+	@touch $@
+
+$(DONE)/sglang-needs: requirements/sglang-needs.txt $(DONE)/runtime
+	@echo "setup: what SGLang needs"
+	@$(PIP) -r requirements/sglang-needs.txt -c $(LOCK)
+	@touch $@
+
+$(DONE)/sglang: requirements/sglang.txt $(DONE)/sglang-needs
+	@echo "setup: SGLang"
+	@$(PIP) --no-deps -r requirements/sglang.txt
+	@touch $@
+
+$(DONE)/dev: requirements/dev.txt $(DONE)/sglang
+	@echo "setup: tests and checks"
+	@$(PIP) -r requirements/dev.txt -c $(LOCK)
+	@touch $@
+
+$(DONE)/system: infra/deploy/system-libraries.sh $(DONE)/python
+	@PYTHON=$(BIN)/python bash infra/deploy/system-libraries.sh
+	@touch $@
+
+$(BIN)/gyre: infra/deploy/gyre.sh $(DONE)/python
+	@install -m 755 infra/deploy/gyre.sh $@
+
+# The harness keeps an environment of its own, made by its adapter.
+$(HARNESS)/.done: requirements/harness-mini-swe-agent.txt $(DONE)/runtime
+	@echo "setup: mini-swe-agent, in an environment of its own"
+	@mkdir -p $(HARNESS)
+	@$(BIN)/python -c 'from pathlib import Path; from harness_adapters.mini_swe_agent import install; install(Path("$(HARNESS)").resolve())'
+	@touch $@
