@@ -1,0 +1,1 @@
+"""Owns workspaces and harness processes."""
