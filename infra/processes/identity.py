@@ -6,6 +6,7 @@ Reads /proc only. A process that vanishes while it is looked at is simply gone, 
 import os
 import signal
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 
@@ -46,6 +47,7 @@ def read_stat(pid: int) -> ProcessStat | None:
     )
 
 
+@cache
 def boot_id() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 

@@ -2,7 +2,7 @@
 
 What the kernel can hold per process is set before exec (largest file, no core dump, private writable memory). What
 counts over the whole tree, processes and resident memory, is sampled by the runner: the kernel's own process limit
-counts all processes of a user, and not at all for root.
+counts all tasks of a user (so it is only a wide backstop against a storm between two samples) and exempts root.
 """
 
 import contextlib
@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from infra.processes.identity import read_stat
-from infra.processes.tree import descendants
+from infra.processes.tree import all_pids, descendants
 
+_STORM_FACTOR = 16
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -43,9 +44,21 @@ def apply_in_child(limits: ProcessLimits) -> None:
     if limits.memory_bytes:
         # Not RLIMIT_AS: runtimes such as node reserve far more address space than they ever use.
         _lower(resource.RLIMIT_DATA, limits.memory_bytes)
+    if limits.processes:
+        _lower(resource.RLIMIT_NPROC, _tasks_of_user() + _STORM_FACTOR * limits.processes)
     with contextlib.suppress(OSError):
         # When memory runs out the kernel takes an agent's process before an engine or the runner.
         Path("/proc/self/oom_score_adj").write_text("500")
+
+
+def _tasks_of_user() -> int:
+    """Threads of all processes of the calling user: what RLIMIT_NPROC counts."""
+    count, me = 0, os.getuid()
+    for pid in all_pids():
+        with contextlib.suppress(OSError):
+            if os.stat(f"/proc/{pid}").st_uid == me:
+                count += len(os.listdir(f"/proc/{pid}/task"))
+    return count
 
 
 @dataclass(frozen=True)

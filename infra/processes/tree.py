@@ -81,12 +81,13 @@ def end_all(
     Before killing everything found is stopped and looked for again, so that one that forks faster than it is killed
     cannot get away. `pause` is called between looks (a runner reaps and drains pipes in it).
     """
-    for process in find():
-        process.send(signal.SIGTERM)
-        process.send(signal.SIGCONT)
-    deadline = time.monotonic() + grace_seconds
-    while find() and time.monotonic() < deadline:
-        pause(0.02)
+    if grace_seconds > 0:
+        for process in find():
+            process.send(signal.SIGTERM)
+            process.send(signal.SIGCONT)
+        deadline = time.monotonic() + grace_seconds
+        while find() and time.monotonic() < deadline:
+            pause(0.02)
     deadline = time.monotonic() + bound_seconds
     survivors = find()
     while survivors and time.monotonic() < deadline:

@@ -217,12 +217,12 @@ async def test_a_used_pid_is_not_taken_for_the_old_process(runners, shell, tmp_p
 
 
 @pytest.mark.slow
-async def test_500_orphans_and_a_fork_storm(runners, shell, tmp_path):
+async def test_500_orphans_and_a_bounded_fork_storm(runners, shell, tmp_path):
     orphans = "i=0; while [ $i -lt 500 ]; do (setsid sleep 1000 &) ; i=$((i+1)); done; sleep 0.2"
     result = await run(runners, tmp_path / "run", shell(orphans))
     assert (result.end, result.left_over, result.survivors) == ("exited", 500, 0)
-    storm = "f() { f & sleep 0.05; f & wait; }; f"
-    result = await run(runners, tmp_path / "storm", shell(storm, processes=200, wall_seconds=10))
+    storm = "f() { [ $1 -gt 0 ] || exec sleep 100; f $(($1 - 1)) & f $(($1 - 1)) & wait; }; f 9"
+    result = await run(runners, tmp_path / "storm", shell(storm, processes=50, wall_seconds=10))
     assert (result.end, result.survivors) == ("process_limit", 0)
     assert living(marked(str(tmp_path))) == []
 
