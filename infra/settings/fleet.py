@@ -35,7 +35,7 @@ class Fleet(Message):
     harness_slots: int = Field(default=16, ge=1, description="harness processes at once")
     task_sets: dict[str, str] = {}
     training_threads: int = Field(default=1, ge=1)
-    weights_folder: str = Field("/dev/shm", description="memory-backed storage for published weights")
+    weights_folder: str = Field(default="/dev/shm", description="memory-backed storage for published weights")
     kv_handoff: bool = True
     kv_host_tokens: int = Field(default=65536, ge=0, description="host pool of the KV linker, in tokens")
     keep_checkpoints: int = Field(default=3, ge=1)

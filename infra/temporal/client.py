@@ -1,0 +1,80 @@
+"""The one way to a Temporal client.
+
+A fleet with ``temporal = "environment"`` uses the user's own cluster by Temporal's standard configuration (TEMPORAL_*
+variables and its TOML profile: address, namespace, TLS, API key); otherwise the address the supervisor recorded.
+"""
+
+import asyncio
+import time
+from typing import Any, cast
+
+from temporalio.api.enums.v1 import TaskQueueType
+from temporalio.api.taskqueue.v1 import TaskQueue
+from temporalio.api.workflowservice.v1 import DescribeTaskQueueRequest
+from temporalio.client import Client
+from temporalio.contrib.pydantic import pydantic_data_converter
+from temporalio.envconfig import ClientConfig
+from temporalio.service import RPCError
+
+from infra.settings.run import RunManifest
+from workflows.messages.errors import InvalidInput, Transient
+
+_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.1, 2.0
+
+
+def target(manifest: RunManifest) -> dict[str, Any]:
+    """Arguments of `Client.connect`: where, which namespace, which credentials.
+
+    Raises InvalidInput when the environment's configuration cannot be read.
+    """
+    if manifest.fleet.temporal == "dev":
+        return {"target_host": manifest.temporal_address, "namespace": manifest.temporal_namespace}
+    return environment_target()
+
+
+def environment_target() -> dict[str, Any]:
+    """What Temporal's standard environment configuration names; without any, its own defaults."""
+    try:
+        config = dict(ClientConfig.load_client_connect_config())
+    except (RuntimeError, ValueError, OSError) as error:
+        raise InvalidInput(f"Temporal's environment configuration: {error}", field="temporal") from error
+    config.setdefault("target_host", "localhost:7233")
+    config.setdefault("namespace", "default")
+    return config
+
+
+async def connect(manifest: RunManifest, *, timeout_seconds: float = 30) -> Client:
+    """A client that speaks our pydantic messages. Waits for a server that is still starting.
+
+    Raises Transient when none answers within `timeout_seconds`, InvalidInput for a wrong configuration.
+    """
+    where = target(manifest)
+    deadline = time.monotonic() + timeout_seconds
+    pause = _FIRST_PAUSE_SECONDS
+    while True:
+        try:
+            return await asyncio.wait_for(
+                Client.connect(**cast(Any, where), data_converter=pydantic_data_converter),
+                max(0.1, deadline - time.monotonic()),
+            )
+        except (RuntimeError, RPCError, TimeoutError) as error:
+            if time.monotonic() + pause > deadline:
+                text = f"no Temporal at {where['target_host']} within {timeout_seconds:g} s: {error}"
+                raise Transient(text) from error
+        await asyncio.sleep(pause)
+        pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+
+
+async def has_poller(client: Client, queue: str, *, since: float = 0.0) -> bool:
+    """Whether a worker asked `queue` for activities after `since` (seconds since the epoch).
+
+    Temporal remembers a poller for minutes after its death, so whoever waits for a restarted worker gives its start.
+    """
+    answer = await client.workflow_service.describe_task_queue(
+        DescribeTaskQueueRequest(
+            namespace=client.namespace,
+            task_queue=TaskQueue(name=queue),
+            task_queue_type=TaskQueueType.TASK_QUEUE_TYPE_ACTIVITY,
+        )
+    )
+    return any(poller.last_access_time.ToNanoseconds() / 1e9 >= since for poller in answer.pollers)

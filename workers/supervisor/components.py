@@ -1,0 +1,119 @@
+"""Which processes make up a local stack, and how each shows that it works."""
+
+import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import httpx2
+from sqlalchemy import Engine
+from temporalio.client import Client
+from temporalio.service import RPCError
+
+from infra.records.boots import latest_boot
+from infra.settings.run import RunManifest
+from infra.temporal.client import has_poller
+from infra.temporal.server import server_command
+from workflows.messages.ids import cell_queue, control_queue, engine_id, harness_queue
+
+TEMPORAL = "temporal"
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeContext:
+    """What a readiness probe may ask. `started_at` is the start of the process, seconds since the epoch."""
+
+    client: Client
+    records: Engine
+    http: httpx2.AsyncClient
+    started_at: float
+
+
+Probe = Callable[[ProbeContext], Awaitable[bool]]
+
+
+async def _always(_: ProbeContext) -> bool:
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class ComponentSpec:
+    """One process of the stack. Lower stages start first and stop last; one stage stops together."""
+
+    name: str
+    argv: tuple[str, ...]
+    ready: Probe = _always
+    stage: int = 1
+    grace_seconds: float = 10.0
+    """From TERM to KILL."""
+
+
+def fleet_components(manifest: RunManifest) -> list[ComponentSpec]:
+    """The components of a fleet, in order of start; without the Temporal server when the user brings one."""
+    run, folder = manifest.run, ("--run-dir", manifest.run_dir)
+    specs: list[ComponentSpec] = []
+    if manifest.fleet.temporal == "dev":
+        specs.append(temporal_server(manifest))
+    specs += [
+        ComponentSpec("control", _module("workers.control", *folder), _polls(control_queue(run))),
+        ComponentSpec("proxy", _module("workers.proxy", *folder), _answers(f"{manifest.proxy_admin_url}/metrics")),
+        ComponentSpec("harness-host", _module("workers.harness_host", *folder), _polls(harness_queue(run)), stage=2),
+    ]
+    specs += [
+        ComponentSpec(
+            engine_id(cell.index),
+            _module("workers.cell", *folder, "--cell", str(cell.index)),
+            _cell_is_up(run, cell.index),
+            stage=2,
+            grace_seconds=20.0,
+        )
+        for cell in manifest.fleet.cells
+    ]
+    return specs
+
+
+def temporal_server(manifest: RunManifest) -> ComponentSpec:
+    """The development server; everything else starts after it and stops before it."""
+
+    async def answers(context: ProbeContext) -> bool:
+        try:
+            return await context.client.service_client.check_health()
+        except RPCError:
+            return False
+
+    return ComponentSpec(TEMPORAL, tuple(server_command(manifest)), answers, stage=0)
+
+
+def _module(name: str, *arguments: str) -> tuple[str, ...]:
+    return (sys.executable, "-m", name, *arguments)
+
+
+def _polls(queue: str) -> Probe:
+    async def probe(context: ProbeContext) -> bool:
+        try:
+            return await has_poller(context.client, queue, since=context.started_at)
+        except RPCError:
+            return False
+
+    return probe
+
+
+def _answers(url: str) -> Probe:
+    async def probe(context: ProbeContext) -> bool:
+        try:
+            return (await context.http.get(url)).status_code < 500
+        except httpx2.TransportError:
+            return False
+
+    return probe
+
+
+def _cell_is_up(run: str, cell: int) -> Probe:
+    """A cell worker polls the queue of its newest boot."""
+
+    async def probe(context: ProbeContext) -> bool:
+        epoch = latest_boot(context.records, engine_id(cell))
+        if epoch is None:
+            return False
+        return await _polls(cell_queue(run, cell, epoch))(context)
+
+    return probe

@@ -1,0 +1,203 @@
+"""A local stack: every component a process of its own, watched until the end.
+
+    async with LocalStack(fleet, run_dir) as stack:
+        await stack.ready()
+        await stack.client.start_workflow(...)
+
+Entering starts everything and waits for Temporal alone; leaving stops everything that was started, harnesses
+included, and nothing else. Enter it in a thread that outlives it: components are tied to it and end with it.
+"""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+
+import httpx2
+from sqlalchemy import Engine
+from temporalio.client import Client
+
+from infra.processes.identity import ProcessIdentity
+from infra.processes.tree import end_all
+from infra.records.database import open_database
+from infra.settings.fleet import Fleet
+from infra.settings.run import RunManifest
+from infra.temporal.client import connect
+from infra.temporal.server import require_search_attributes
+from workers.supervisor.components import ComponentSpec, ProbeContext, fleet_components
+from workers.supervisor.journal import Journal, StackEvent
+from workers.supervisor.memory import PeakMemory
+from workers.supervisor.process import SupervisedProcess
+from workers.supervisor.run_folder import CHECKOUT, FolderLock, open_manifest, remove_published_weights
+from workers.supervisor.tree import RUN_MARKER, component_processes, run_processes, tied_to_parent
+from workflows.messages.errors import Transient
+
+READY_SECONDS = 180.0
+_TEMPORAL_SECONDS = 60.0
+_PROBE_PAUSE_SECONDS = 0.2
+_CRASH_LOOP_DEATHS = 4
+_LEFT_OVER_GRACE_SECONDS = 5.0
+
+
+class LocalStack:
+    """`fleet` may be None where a run goes on. `components` replaces the fleet's own (tests, other topologies)."""
+
+    manifest: RunManifest
+    client: Client
+    records: Engine
+
+    def __init__(
+        self,
+        fleet: Fleet | None,
+        run_dir: Path,
+        *,
+        components: Callable[[RunManifest], Sequence[ComponentSpec]] = fleet_components,
+        on_event: Callable[[StackEvent], None] | None = None,
+        root: Path = CHECKOUT,
+    ) -> None:
+        self.run_dir = run_dir.resolve()
+        self._fleet, self._components, self._on_event, self._root = fleet, components, on_event, root
+        self._processes: dict[str, SupervisedProcess] = {}
+        self._held = ExitStack()
+        self._memory = PeakMemory(self._tree)
+        self._sampler: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> "LocalStack":
+        try:
+            await self._start()
+        except BaseException:
+            await self.stop()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    @property
+    def peak_pss_bytes(self) -> int:
+        """Largest sum of proportional set sizes seen, this process and everything of the run."""
+        return self._memory.peak_bytes
+
+    def processes(self) -> dict[str, int | None]:
+        """Component -> pid; None while it is dead and waits for its restart."""
+        return {name: process.pid for name, process in self._processes.items()}
+
+    def restarts(self, name: str) -> int:
+        return self._processes[name].restarts
+
+    def log(self, name: str) -> Path:
+        return self._processes[name].log
+
+    def kill(self, name: str, number: signal.Signals = signal.SIGKILL) -> int:
+        """Signal one component (it will be restarted); returns the pid. Raises ProcessLookupError while it is dead."""
+        return self._processes[name].kill(number)
+
+    async def ready(self, names: Sequence[str] = (), *, timeout_seconds: float = READY_SECONDS) -> None:
+        """Wait until the components (all without `names`) work, as their present processes show.
+
+        Raises Transient, naming the log file and its last lines, when one dies again and again or the time is up.
+        """
+        chosen = [self._processes[name] for name in names] or list(self._processes.values())
+        deadline = time.monotonic() + timeout_seconds
+        async with httpx2.AsyncClient(timeout=5.0, trust_env=False) as http:
+            await asyncio.gather(*(self._one_ready(process, http, deadline) for process in chosen))
+
+    async def restarted(self, name: str, old_pid: int, *, timeout_seconds: float = READY_SECONDS) -> int:
+        """Wait until another process than `old_pid` works as component `name`; returns its pid."""
+        process = self._processes[name]
+        deadline = time.monotonic() + timeout_seconds
+        while process.pid in (None, old_pid):
+            if time.monotonic() > deadline:
+                raise Transient(f"{name} was not restarted within {timeout_seconds:g} s")
+            await asyncio.sleep(_PROBE_PAUSE_SECONDS)
+        await self.ready([name], timeout_seconds=max(1.0, deadline - time.monotonic()))
+        return process.pid or old_pid
+
+    async def stop(self) -> None:
+        """Stop everything, highest stage first; safe to call again."""
+        if self._sampler is not None:
+            self._sampler.cancel()
+            await asyncio.gather(self._sampler, return_exceptions=True)
+            self._sampler = None
+        stages = sorted({process.spec.stage for process in self._processes.values()}, reverse=True)
+        for stage in stages:
+            await asyncio.gather(*(p.stop() for p in self._processes.values() if p.spec.stage == stage))
+        if self._processes:
+            await asyncio.to_thread(
+                end_all, lambda: run_processes(self.run_dir), grace_seconds=_LEFT_OVER_GRACE_SECONDS
+            )
+            remove_published_weights(self.manifest)
+            self._processes.clear()
+        self._held.close()
+
+    async def _start(self) -> None:
+        self.run_dir.mkdir(parents=True, exist_ok=True)
+        self._held.enter_context(FolderLock(self.run_dir))
+        # A supervisor that was killed may have left components behind; harnesses are kept for their new host.
+        await asyncio.to_thread(
+            end_all, lambda: component_processes(self.run_dir), grace_seconds=_LEFT_OVER_GRACE_SECONDS
+        )
+        self.manifest = open_manifest(self._fleet, self.run_dir, root=self._root)
+        self.records = open_database(self.manifest.database_url, create=True)
+        self._held.callback(self.records.dispose)
+        self._journal = Journal(self.run_dir / "supervisor.jsonl", self._on_event)
+        specs = sorted(self._components(self.manifest), key=lambda spec: spec.stage)
+        # Looked up before anything is started: a missing C library must not leave half a stack.
+        tie = tied_to_parent()
+        self._processes = {
+            spec.name: SupervisedProcess(
+                spec,
+                folder=self.manifest.logs,
+                cwd=self._root,
+                environment=self._environment(),
+                journal=self._journal,
+                before_exec=tie,
+            )
+            for spec in specs
+        }
+        self._sampler = asyncio.create_task(self._memory.run(), name="peak memory")
+        first = [process for process in self._processes.values() if process.spec.stage == 0]
+        for process in first:
+            await process.start()
+        try:
+            self.client = await connect(self.manifest, timeout_seconds=_TEMPORAL_SECONDS)
+            await require_search_attributes(self.client)
+        except Transient as error:
+            logs = ", ".join(f"{process.log}:\n{process.log_tail()}" for process in first)
+            raise Transient(f"{error}\n{logs}") from error
+        for process in self._processes.values():
+            if process not in first:
+                await process.start()
+
+    async def _one_ready(self, process: SupervisedProcess, http: httpx2.AsyncClient, deadline: float) -> None:
+        name = process.spec.name
+        while True:
+            if process.pid is not None:
+                context = ProbeContext(self.client, self.records, http, process.started_at)
+                if await process.spec.ready(context):
+                    self._journal.write(StackEvent(name, "ready", pid=process.pid))
+                    return
+            if process.deaths >= _CRASH_LOOP_DEATHS:
+                raise Transient(f"{name} died {process.deaths} times; {process.log} ends:\n{process.log_tail()}")
+            if time.monotonic() > deadline:
+                raise Transient(f"{name} is not ready in time; {process.log} ends:\n{process.log_tail()}")
+            await asyncio.sleep(_PROBE_PAUSE_SECONDS)
+
+    def _environment(self) -> dict[str, str]:
+        path = os.environ.get("PYTHONPATH")
+        return {
+            **os.environ,
+            "PYTHONPATH": f"{self._root}{os.pathsep}{path}" if path else str(self._root),
+            "PYTHONUNBUFFERED": "1",
+            RUN_MARKER: str(self.run_dir),
+        }
+
+    def _tree(self) -> list[ProcessIdentity]:
+        own = ProcessIdentity.of(os.getpid())
+        return run_processes(self.run_dir) + ([own] if own else [])
