@@ -2,7 +2,7 @@
 
 The raw records `gyre audit` starts from. Each table has one writer:
 
-    executions          harness host (insert, workspace, end, outcome); proxy (first_call_at, model_calls)
+    executions          harness host (insert, workspace, end, outcome, trajectory); proxy (first_call_at, model_calls)
     calls, segments     proxy
     engines             proxy (its route table, so that a restarted proxy goes on)
     groups              control worker (admission), batch (batch, consumed_version)
@@ -47,6 +47,7 @@ executions = Table(
     Column("outcome", String(20)),
     Column("reward", Float),
     Column("model_calls", Integer, nullable=False, default=0),
+    Column("trajectory", JSON),  # {payload: ArtifactRef, processed: ProcessedExecution}
     Column("detail", Text),
 )
 
@@ -75,6 +76,7 @@ calls = Table(
     Column("requested", JSON),  # the sampling the harness asked for
     Column("imposed", JSON),  # the sampling really used
     Column("request_sha256", String(64)),  # recognises a duplicate send
+    Column("history_sha256", String(64)),  # chain of its messages and its answer: how a later call finds it
     Column("error", Text),
     Index("calls_of_execution", "execution", "sequence"),
 )
