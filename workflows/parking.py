@@ -5,13 +5,13 @@ non-retryable, or attempts used up) parks the workflow in phase BLOCKED; `set_cu
 command, and the update `resolve_step` (retry, skip, abort) goes on.
 """
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TypeVar, cast
 
 from temporalio import workflow
-from temporalio.common import SearchAttributeKey
+from temporalio.common import SearchAttributeKey, SearchAttributeUpdate
 from temporalio.exceptions import ActivityError, ApplicationError, CancelledError
 
 from workflows.messages.base import Message
@@ -58,8 +58,12 @@ def call(
     queue: str,
     activity_id: str | None = None,
     summary: str = "",
+    give_up_seconds: float | None = None,
 ) -> Awaitable[Result]:
-    """Schedule a step on `queue`; awaiting it raises ActivityError when it fails for good."""
+    """Schedule a step on `queue`; awaiting it raises ActivityError when it fails for good.
+
+    `give_up_seconds` bounds all attempts together.
+    """
     handle = workflow.start_activity(
         step.name,
         argument,
@@ -69,6 +73,7 @@ def call(
         summary=summary or step.name.replace("_", " "),
         start_to_close_timeout=timedelta(seconds=step.start_to_close),
         schedule_to_start_timeout=_seconds(step.schedule_to_start),
+        schedule_to_close_timeout=_seconds(give_up_seconds),
         heartbeat_timeout=_seconds(step.heartbeat),
         retry_policy=step.retry_policy(),
         cancellation_type=workflow.ActivityCancellationType.TRY_CANCEL,
@@ -105,7 +110,7 @@ class Parking:
         """Show a phase in the web UI; upserted only when it changes."""
         if phase != self._phase:
             self._phase = phase
-            workflow.upsert_search_attributes([PHASE.value_set(phase)])
+            upsert(PHASE.value_set(phase))
 
     async def parked_call(
         self,
@@ -126,29 +131,34 @@ class Parking:
             except ActivityError as error:
                 if isinstance(error.cause, CancelledError):
                     raise
-                match await self._park(step.name, failure_text(error)):
+                match await self.park(step.name, failure_text(error)):
                     case Resolution.RETRY:
                         continue
                     case Resolution.SKIP:
                         raise StepSkipped(step.name) from error
-                    case Resolution.ABORT:
+                    case _:
                         raise StepAborted(step.name, failure_text(error)) from error
 
-    async def _park(self, step: str, reason: str) -> Resolution:
+    async def park(self, step: str, reason: str, interrupted: Callable[[], bool] = lambda: False) -> Resolution | None:
+        """Wait in phase BLOCKED for an operator's decision; None when `interrupted` comes true first."""
         before = self._phase
         blocked = self._blocked = _Blocked(step, reason)
         self.enter_phase("BLOCKED")
         workflow_id = workflow.info().workflow_id
+        command = f"temporal workflow update execute --workflow-id {workflow_id} --name resolve_step --input"
         workflow.set_current_details(
-            f"**{step}** failed for good: {reason}\n\nTo go on:\n\n"
-            f"    temporal workflow update execute --workflow-id {workflow_id} --name resolve_step --input '\"retry\"'\n\n"
-            'or `"skip"`, `"abort"`.'
+            f'**{step}** failed for good: {reason}\n\nTo go on:\n\n    {command} \'"retry"\'\n\nor `"skip"`, `"abort"`.'
         )
-        await workflow.wait_condition(lambda: blocked.resolution is not None)
+        await workflow.wait_condition(lambda: blocked.resolution is not None or interrupted())
         self._blocked = None
         workflow.set_current_details("")
         self.enter_phase(before)
-        return cast("Resolution", blocked.resolution)
+        return blocked.resolution
+
+
+def upsert(*updates: SearchAttributeUpdate[str]) -> None:
+    """Upsert search attributes (typed; the SDK's own signature is only partly)."""
+    workflow.upsert_search_attributes(list(updates))  # pyright: ignore[reportUnknownMemberType]
 
 
 def _seconds(value: float | None) -> timedelta | None:

@@ -7,7 +7,7 @@ the part of this table that belongs to their queue.
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 from temporalio.common import RetryPolicy
 
@@ -111,8 +111,8 @@ RUN_MICRO_STEP = Step(
     "run_micro_step", batch.MicroStepTask, batch.MicroStepDone, Queue.STREAM, 3600, heartbeat=10, attempts=1
 )
 
-STEPS: tuple[Step[Message, Message | None], ...] = tuple(
-    value for value in list(globals().values()) if isinstance(value, Step)
+STEPS: tuple["Step[Any, Any]", ...] = tuple(
+    cast("Step[Any, Any]", value) for value in list(globals().values()) if isinstance(value, Step)
 )
 
 

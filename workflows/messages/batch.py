@@ -15,6 +15,7 @@ class BatchSpec(Message):
     step: int
     batch: str
     weights: Weights
+    counters: dict[str, int] = {}
 
 
 class JoinBatch(Message):

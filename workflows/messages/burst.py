@@ -91,6 +91,7 @@ class BurstSpec(Message):
     steps: int = Field(default=2, ge=1, description="mu: optimizer steps before the publish")
     carry_over: float = Field(default=0.0, ge=0, description="phi: left outstanding, in units of B")
     final: bool = Field(default=False, description="a campaign's last burst: no carry-over")
+    follows: bool = Field(default=False, description="another burst follows at once; set by campaigns")
     sampling: Sampling = Sampling()
     harness: HarnessChoice = HarnessChoice()
     limits: Limits = Limits()
@@ -115,11 +116,11 @@ class BurstSpec(Message):
 
 
 class CampaignSpec(Message):
-    """Burst after burst with the same settings; names and seeds are derived from `burst`."""
+    """Burst after burst with the same settings; each one's name is derived from the campaign's."""
 
     run: Slug
     name: Slug
-    bursts: int = Field(ge=1)
+    bursts: int = Field(ge=1, le=1000)
     burst: BurstSpec
 
     @model_validator(mode="after")
@@ -131,7 +132,7 @@ class CampaignSpec(Message):
     def nth(self, index: int) -> BurstSpec:
         """Burst `index` (0-based) of this campaign."""
         last = index == self.bursts - 1
-        return self.burst.model_copy(update={"name": f"{self.name}-{index:03d}", "final": last})
+        return self.burst.model_copy(update={"name": f"{self.name}-{index:03d}", "final": last, "follows": not last})
 
 
 class StepReport(Message):

@@ -37,6 +37,7 @@ class BurstOpened(Message):
     weights: Weights
     groups: int = Field(description="dispatched now")
     outstanding: int = Field(description="groups outstanding after the top-up")
+    counters: dict[str, int] = Field(default={}, description="counters and sample positions, for the checkpoints")
 
 
 class EvaluationDone(Message):
@@ -91,8 +92,6 @@ class EndBurst(Message):
 
     burst: str
     weights: Weights
-    more_follow: bool = Field(default=False, description="another burst is known to follow at once")
-    next_executions: int = Field(default=0, description="what it will dispatch, for the core's staying")
 
 
 class BurstPublished(Message):

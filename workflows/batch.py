@@ -1,0 +1,422 @@
+"""TrainingBatch: one optimizer step as a stream.
+
+Groups come in the durable order of admission; their micro-steps are put on the batch's stream queue on demand
+(joined cells x depth) and claimed by whichever training cell has room. A micro-step counts only if its cell is still
+there, in the same boot, when gradients are combined, and only if the cell's own account says so; otherwise it goes
+back on the stream. The joining window closes, the core combines, one update is made durable, committed, released.
+
+Invariant: `accepted` holds at most one entry per micro-step, and the update sums exactly these.
+"""
+
+import asyncio
+
+from pydantic import Field
+from temporalio import workflow
+from temporalio.common import SearchAttributeKey
+from temporalio.exceptions import ActivityError, is_cancelled_exception
+
+from workflows import steps
+from workflows.messages import ids
+from workflows.messages.base import Message
+from workflows.messages.batch import (
+    BatchSpec,
+    CombineUpdate,
+    JoinBatch,
+    MicroStepTask,
+    OpenedBatch,
+    ReleaseBatch,
+    SealBatch,
+    Sealed,
+    UpdateApplied,
+)
+from workflows.messages.burst import StepReport
+from workflows.messages.group import AdmittedGroup, MicroStep, PackGroup
+from workflows.messages.scheduling import BatchAbandoned, BatchClosed, GroupAssigned, Member, OpenBatch
+from workflows.parking import Parking, call, failure_text, upsert
+from workflows.settlement import commit_of, normalizer, report_of
+from workflows.stream import Stream, StreamState
+
+BURST = SearchAttributeKey.for_keyword("Burst")
+CORE = 0
+REJOIN_SECONDS = 5
+FAILED_COMBINES = 2
+"""Failed combines after which nobody's gradient is trusted any more: all of it is recomputed."""
+MAX_EMISSIONS = 12
+"""A micro-step that failed this often has something wrong with itself: the batch parks."""
+
+
+class BatchState(Message):
+    """Start of a TrainingBatch, and what it carries over."""
+
+    spec: BatchSpec
+    opened: bool = False
+    groups: tuple[AdmittedGroup, ...] = ()
+    packed: int = Field(default=0, description="how many of `groups` are packed")
+    stream: StreamState = StreamState()
+    members: tuple[Member, ...] = ()
+    joined: tuple[Member, ...] = ()
+    assigned: tuple[str, ...] = ()
+
+
+@workflow.defn
+class TrainingBatch(Parking):
+    """One optimizer step."""
+
+    @workflow.init
+    def __init__(self, state: BatchState) -> None:
+        self.spec = state.spec
+        self.batch = state.spec.batch
+        self.control = ids.control_queue(state.spec.spec.run)
+        self.opened = state.opened
+        self.groups = list(state.groups)
+        self.packed = state.packed
+        self.stream = Stream(state.stream)
+        self.members = {member.cell: member for member in state.members}
+        self.joined = {member.cell: member for member in state.joined}
+        self.assigned = list(state.assigned)
+        self.tasks: set[asyncio.Task[None]] = set()
+        self.joining: dict[int, asyncio.Task[None]] = {}
+        self.packing: asyncio.Task[None] | None = None
+        self.closing = False
+        self.failed_combines = 0
+        self.broken: BaseException | None = None
+
+    @workflow.signal
+    def group_ready(self, group: AdmittedGroup) -> None:
+        """The next group of this batch, in order of admission; a repeated one is ignored."""
+        known = {(known.burst, known.group) for known in self.groups}
+        if (group.burst, group.group) not in known and len(self.groups) < self.spec.spec.groups_per_step:
+            self.groups.append(group)
+
+    @workflow.signal
+    def member_joined(self, member: Member) -> None:
+        """A cell is in training and may join; a newer boot replaces an older one."""
+        known = self.members.get(member.cell)
+        if known is None or member.boot_epoch >= known.boot_epoch:
+            if known is not None and member.boot_epoch > known.boot_epoch:
+                self._forget(known)
+            self.members[member.cell] = member
+
+    @workflow.signal
+    def member_left(self, member: Member) -> None:
+        """A cell's boot is gone (or it left training): what it accumulated does not count."""
+        known = self.members.get(member.cell)
+        if known is not None and known.boot_epoch <= member.boot_epoch:
+            self._forget(known)
+
+    @workflow.signal
+    async def claimed(self, index: int) -> None:
+        """A cell has claimed this micro-step: its group is assigned from now on."""
+        step = self.stream.micro_steps.get(index)
+        if step is not None:
+            await self._assign(step.group)
+
+    @workflow.run
+    async def run(self, state: BatchState) -> StepReport:
+        upsert(BURST.value_set(self.spec.spec.name))
+        try:
+            return await self._run()
+        except (asyncio.CancelledError, ActivityError) as error:
+            if is_cancelled_exception(error):
+                await self._abandon()
+            raise
+
+    async def _run(self) -> StepReport:
+        burst = self.spec.spec
+        if not self.opened:
+            opened = OpenedBatch(
+                run=burst.run, batch=self.batch, burst=burst.name, step=self.spec.step, weights=self.spec.weights
+            )
+            await self.parked_call(steps.RECORD_BATCH_OPENED, opened, queue=self.control)
+            request = OpenBatch(
+                batch=self.batch,
+                burst=burst.name,
+                groups=burst.groups_per_step,
+                refill=burst.training.refill,
+                policy=burst.policy,
+            )
+            await self._scheduler().signal("open_batch", request)
+            self.opened = True
+        self.enter_phase("STREAM")
+        while True:
+            await workflow.wait_condition(self._has_work)
+            if self.broken is not None:
+                raise self.broken
+            self._start_packing()
+            self._start_joins()
+            if workflow.info().is_continue_as_new_suggested() and not self._complete():
+                await self._roll_over()
+            self._emit()
+            if self._complete():
+                update = await self._close_window()
+                if update is not None:
+                    return await self._finish(*update)
+
+    # --- the stream
+
+    def _has_work(self) -> bool:
+        return (
+            self.broken is not None
+            or (self.packed < len(self.groups) and self.packing is None)
+            or bool(self._may_join())
+            or (bool(self.stream.pending) and len(self.stream.running) < self._room())
+            or self._complete()
+        )
+
+    def _room(self) -> int:
+        return 0 if self.closing else len(self.joined) * self.spec.spec.policy.in_flight_depth
+
+    def _complete(self) -> bool:
+        """Everything has been accumulated; with targets, the core must be there to combine."""
+        streamed = self.packed == self.spec.spec.groups_per_step and self.stream.idle
+        return streamed and (not self.stream.micro_steps or CORE in self.joined)
+
+    def _may_join(self) -> list[Member]:
+        """Members that are not in yet. The core comes first: satellites pull its snapshot."""
+        if self.closing:
+            return []
+        waiting = [self.members[cell] for cell in sorted(self.members)]
+        return [
+            member
+            for member in waiting
+            if member.cell not in self.joined
+            and member.cell not in self.joining
+            and (member.cell == CORE or CORE in self.joined)
+        ]
+
+    def _start_packing(self) -> None:
+        if self.packing is None and self.packed < len(self.groups):
+            self.packing = asyncio.create_task(self._pack(self.groups[self.packed]))
+
+    async def _pack(self, group: AdmittedGroup) -> None:
+        name = ids.group_id(group.burst, group.group)
+        try:
+            if group.no_signal is None:
+                request = PackGroup(
+                    run=self.spec.spec.run,
+                    batch=self.batch,
+                    burst=group.burst,
+                    group=group.group,
+                    first_index=len(self.stream.micro_steps),
+                    token_budget=self.spec.spec.training.token_budget,
+                    temperature=self.spec.spec.sampling.temperature,
+                )
+                packed = await self.parked_call(
+                    steps.PACK_GROUP, request, queue=self.control, activity_id=f"pack-{group.burst}-{group.group}"
+                )
+                self.stream.add(packed.micro_steps)
+                if not packed.micro_steps:
+                    await self._assign(name)
+            else:
+                await self._assign(name)
+            self.packed += 1
+        except Exception as error:
+            self.broken = error
+        finally:
+            self.packing = None
+
+    async def _assign(self, group: str) -> None:
+        if group not in self.assigned:
+            self.assigned.append(group)
+            await self._scheduler().signal("group_assigned", GroupAssigned(batch=self.batch, group=group))
+
+    def _start_joins(self) -> None:
+        for member in self._may_join():
+            self.joining[member.cell] = asyncio.create_task(self._join(member))
+
+    async def _join(self, member: Member) -> None:
+        request = JoinBatch(
+            run=self.spec.spec.run,
+            cell=member.cell,
+            batch=self.batch,
+            weights=self.spec.weights,
+            in_flight_depth=self.spec.spec.policy.in_flight_depth,
+        )
+        try:
+            await call(
+                steps.JOIN_BATCH,
+                request,
+                queue=member.queue,
+                activity_id=f"join-cell-{member.cell}-{member.boot_epoch}",
+            )
+            if self.members.get(member.cell) == member:
+                self.joined[member.cell] = member
+        except ActivityError as error:
+            if is_cancelled_exception(error):
+                return
+            workflow.logger.warning("cell %d could not join: %s", member.cell, failure_text(error))
+            await asyncio.sleep(REJOIN_SECONDS)  # then the main loop lets it try again, while it is a member
+        finally:
+            self.joining.pop(member.cell, None)
+
+    def _emit(self) -> None:
+        while self.stream.pending and len(self.stream.running) < self._room():
+            task = asyncio.create_task(self._run_micro_step(*self.stream.take()))
+            self.tasks.add(task)
+            task.add_done_callback(self.tasks.discard)
+
+    async def _run_micro_step(self, step: MicroStep, emission: int) -> None:
+        training = self.spec.spec.training
+        task = MicroStepTask(
+            micro_step=step,
+            emission=emission,
+            weights=self.spec.weights,
+            clip_low=training.clip_low,
+            clip_high=training.clip_high,
+            truncate_ratio=training.truncate_ratio,
+            temperature=self.spec.spec.sampling.temperature,
+        )
+        try:
+            done = await call(
+                steps.RUN_MICRO_STEP,
+                task,
+                queue=ids.stream_queue(self.batch),
+                activity_id=f"micro-step-{step.index}-{emission}",
+                summary=f"{step.group}: {step.target_tokens} target tokens",
+            )
+        except ActivityError as error:
+            if is_cancelled_exception(error):
+                return
+            workflow.logger.warning("micro-step %d goes back: %s", step.index, failure_text(error))
+            if emission >= MAX_EMISSIONS:
+                self.broken = error
+            self.stream.put_back(step.index)
+            return
+        member = self.joined.get(done.accepted.cell)
+        if member is not None and member.boot_epoch == done.accepted.boot_epoch:
+            self.stream.accept(done.accepted)
+        else:
+            self.stream.put_back(step.index)
+
+    def _forget(self, member: Member) -> None:
+        """Return everything this boot of a cell accumulated to the stream."""
+        self.members.pop(member.cell, None)
+        self.joined.pop(member.cell, None)
+        self.stream.take_back(member.cell)
+
+    # --- the update
+
+    async def _close_window(self) -> tuple[UpdateApplied | None, tuple[Sealed, ...]] | None:
+        """Seal, compare, combine. None: something did not count, the stream goes on."""
+        if not self.stream.micro_steps:
+            return None, ()
+        self.closing = True
+        self.enter_phase("COMBINE")
+        try:
+            return await self._combine()
+        finally:
+            self.closing = False
+            self.enter_phase("STREAM")
+
+    async def _combine(self) -> tuple[UpdateApplied, tuple[Sealed, ...]] | None:
+        participants = list(self.joined.values())
+        sealed = await asyncio.gather(*(self._seal(member) for member in participants))
+        for member, account in zip(participants, sealed, strict=True):
+            if self.joined.get(member.cell) != member:
+                continue
+            counted = sorted((done.index, done.attempt) for done in self.accepted.values() if done.cell == member.cell)
+            if account is None or list(account.accumulated) != counted:
+                # The cell's own account decides: its whole gradient is void, all its micro-steps go back.
+                await self._discard(member)
+        if not self._complete():
+            self.joined.clear()  # sealed cells open again for the stream by joining again
+            return None
+        core = self.joined[CORE]
+        training = self.spec.spec.training
+        accounts = tuple(account for account in sealed if account is not None and account.cell in self.joined)
+        request = CombineUpdate(
+            run=self.spec.spec.run,
+            batch=self.batch,
+            weights=self.spec.weights,
+            participants=accounts,
+            normalizer=normalizer(self.groups),
+            learning_rate=training.learning_rate,
+            betas=training.betas,
+            weight_decay=training.weight_decay,
+            max_grad_norm=training.max_grad_norm,
+            counters=self.spec.counters,
+        )
+        try:
+            update = await call(steps.COMBINE_UPDATE, request, queue=core.queue)
+        except ActivityError as error:
+            if is_cancelled_exception(error):
+                raise
+            # A participant or the core itself was lost while combining. Whoever is still there keeps its gradient
+            # and joins again; when that does not help, nobody's is trusted.
+            workflow.logger.warning("combining failed: %s", failure_text(error))
+            self.failed_combines += 1
+            if self.failed_combines % FAILED_COMBINES == 0:
+                for member in list(self.joined.values()):
+                    await self._discard(member)
+            self.joined.clear()
+            await asyncio.sleep(REJOIN_SECONDS)
+            return None
+        return update, accounts
+
+    async def _seal(self, member: Member) -> Sealed | None:
+        request = SealBatch(run=self.spec.spec.run, cell=member.cell, batch=self.batch)
+        try:
+            return await call(
+                steps.SEAL_BATCH, request, queue=member.queue, summary=f"cell {member.cell}: what was accumulated"
+            )
+        except ActivityError as error:
+            if is_cancelled_exception(error):
+                raise
+            workflow.logger.warning("cell %d did not seal: %s", member.cell, failure_text(error))
+            return None
+
+    async def _discard(self, member: Member) -> None:
+        self.joined.pop(member.cell, None)
+        self.stream.take_back(member.cell)
+        await self._release(member, discard=True)
+
+    async def _release(self, member: Member, *, discard: bool) -> None:
+        request = ReleaseBatch(run=self.spec.spec.run, cell=member.cell, batch=self.batch, discard=discard)
+        try:
+            await call(steps.RELEASE_BATCH, request, queue=member.queue, summary=f"cell {member.cell}: gradients")
+        except ActivityError as error:
+            if is_cancelled_exception(error):
+                raise
+            self.members.pop(member.cell, None)
+
+    async def _finish(self, update: UpdateApplied | None, accounts: tuple[Sealed, ...]) -> StepReport:
+        commit = commit_of(self.spec, self.groups, self.stream, update)
+        await self.parked_call(steps.COMMIT_BATCH, commit, queue=self.control)
+        await asyncio.gather(*(self._release(self.joined[cell], discard=False) for cell in sorted(self.joined)))
+        closed = BatchClosed(batch=self.batch, weights=commit.after)
+        await self._scheduler().signal("batch_closed", closed)
+        await workflow.wait_condition(workflow.all_handlers_finished)
+        self.enter_phase("COMMITTED")
+        return report_of(self.spec, self.groups, self.stream, update, accounts)
+
+    async def _abandon(self) -> None:
+        for member in list(self.joined.values()):
+            await self._release(member, discard=True)
+        await self._scheduler().signal("batch_abandoned", BatchAbandoned(batch=self.batch))
+
+    async def _roll_over(self) -> None:
+        """Continue as new at a quiet point: nothing on the stream, nothing being packed, nobody joining."""
+        self.closing = True
+        await workflow.wait_condition(
+            lambda: (
+                not self.stream.running
+                and not self.joining
+                and self.packing is None
+                and workflow.all_handlers_finished()
+            )
+        )
+        workflow.continue_as_new(
+            BatchState(
+                spec=self.spec,
+                opened=True,
+                groups=tuple(self.groups),
+                packed=self.packed,
+                stream=self.stream.carry(),
+                members=tuple(self.members[cell] for cell in sorted(self.members)),
+                joined=tuple(self.joined[cell] for cell in sorted(self.joined)),
+                assigned=tuple(self.assigned),
+            )
+        )
+
+    def _scheduler(self) -> "workflow.ExternalWorkflowHandle[None]":
+        return workflow.get_external_workflow_handle(ids.scheduler_id(self.spec.spec.run))

@@ -1,0 +1,274 @@
+"""RoleTransition: one role change of one cell, step by step, each step an activity.
+
+    to_training   close the door and reroute, retain KV, cancel and continue elsewhere, hand KV over, release rollout
+                  memory (point of no return), restore training
+    to_rollout    leave the stream, release training, resume rollout, load and verify the published weights, open
+    publish       close the door, cut requests, load and verify, open
+    boot          register the engine, load and verify, open
+
+Before memory is released a failure rolls back: the door opens again. After it the transition goes forward by its
+steps' retries and, if that fails for good, ends PARKED; the Cell then waits for an operator. A newer boot of the cell
+worker supersedes the transition at once. KV hand-off is an optimisation: if it fails the destination recomputes.
+"""
+
+import asyncio
+from typing import Any, TypeVar
+
+from temporalio import workflow
+from temporalio.common import SearchAttributeKey
+from temporalio.exceptions import ActivityError, is_cancelled_exception
+
+from workflows import steps
+from workflows.messages import ids
+from workflows.messages.base import Message
+from workflows.messages.cell_steps import CellLease, LoadWeights, PullKv, RetainKv
+from workflows.messages.routing import CancelRequest, DoorChange, EngineEntry, HandoffDone, Move, RerouteRequest
+from workflows.messages.transition import (
+    Direction,
+    StepTiming,
+    TransitionFigures,
+    TransitionReport,
+    TransitionResult,
+    TransitionSpec,
+)
+from workflows.parking import PHASE, call, failure_text, upsert
+from workflows.steps import Step
+
+Argument = TypeVar("Argument", bound=Message)
+Result = TypeVar("Result", bound=Message | None)
+
+CELL = SearchAttributeKey.for_keyword("Cell")
+ROLE = SearchAttributeKey.for_keyword("Role")
+
+AWAIT_KV_SECONDS = 10.0
+"""How long a continued request waits for its KV before it recomputes."""
+
+
+class _StepFailed(Exception):
+    def __init__(self, step: str, reason: str) -> None:
+        super().__init__(f"{step}: {reason}")
+
+
+class _Superseded(Exception):
+    pass
+
+
+@workflow.defn
+class RoleTransition:
+    """One role change; its result is its record."""
+
+    @workflow.init
+    def __init__(self, spec: TransitionSpec) -> None:
+        self.spec = spec
+        self.engine = ids.engine_id(spec.cell.index)
+        self.control = ids.control_queue(spec.run)
+        self.timings: list[StepTiming] = []
+        self.figures = TransitionFigures()
+        self.superseded = False
+        self.memory_released = False
+
+    @workflow.signal
+    def supersede(self) -> None:
+        """A newer boot of the cell worker exists: whatever this transition wanted is void."""
+        self.superseded = True
+
+    @workflow.run
+    async def run(self, spec: TransitionSpec) -> TransitionReport:
+        upsert(
+            CELL.value_set(f"cell-{spec.cell.index}"),
+            ROLE.value_set(spec.direction.value),
+            PHASE.value_set("RUNNING"),
+        )
+        started = workflow.time()
+        result, reason = TransitionResult.DONE, ""
+        try:
+            await self._go()
+        except _Superseded:
+            result, reason = TransitionResult.SUPERSEDED, "a newer boot of the cell worker"
+        except _StepFailed as error:
+            result, reason = await self._way_back(str(error))
+        report = TransitionReport(
+            transition=workflow.info().workflow_id,
+            run=spec.run,
+            cell=spec.cell.index,
+            direction=spec.direction,
+            result=result,
+            started_at=started,
+            ended_at=workflow.time(),
+            steps=tuple(self.timings),
+            figures=self.figures,
+            reason=reason[:1000],
+        )
+        upsert(PHASE.value_set(result.value.upper()))
+        await call(steps.RECORD_TRANSITION, report, queue=self.control, activity_id="record-transition")
+        return report
+
+    async def _go(self) -> None:
+        match self.spec.direction:
+            case Direction.TO_TRAINING:
+                await self._to_training()
+            case Direction.TO_ROLLOUT:
+                await self._on_cell(steps.LEAVE_STREAM, self._lease())
+                await self._on_cell(steps.RELEASE_TRAINING, self._lease())
+                await self._on_cell(steps.RESUME_ROLLOUT, self._lease())
+                await self._serve()
+            case Direction.PUBLISH:
+                await self._step(steps.CHANGE_DOOR, self._closed_door(), "close-door")
+                await self._cut_requests()
+                await self._serve()
+            case Direction.BOOT:
+                await self._step(steps.REGISTER_ENGINE, self._entry(), "register-engine")
+                await self._serve()
+
+    async def _to_training(self) -> None:
+        reroute = RerouteRequest(engine=self.engine, boot_epoch=self.spec.boot_epoch, lease=self.spec.lease_id)
+        plan = await self._step(steps.REROUTE_EXECUTIONS, reroute, "reroute-executions")
+        self._figure(executions_rerouted=len(plan.moves))
+        homes = self._homes(plan.moves) if self.spec.kv_handoff else {}
+        leaving = tuple(sorted(execution for moved in homes.values() for execution in moved))
+        if leaving and not await self._tried(steps.RETAIN_KV, RetainKv(**self._ids(), executions=leaving)):
+            homes = {}
+        await self._cut_requests(await_kv_seconds=AWAIT_KV_SECONDS if homes else 0.0)
+        for destination, executions in sorted(homes.items()):
+            await self._hand_over(destination, executions)
+        if leaving:
+            await self._tried(steps.RELEASE_KV, self._lease())
+        await self._on_cell(steps.RELEASE_ROLLOUT, self._lease())
+        self.memory_released = True
+        await self._on_cell(steps.RESTORE_TRAINING, self._lease())
+
+    def _homes(self, moves: tuple[Move, ...]) -> dict[str, tuple[str, ...]]:
+        """Destination engine -> executions whose KV it should read."""
+        homes: dict[str, list[str]] = {}
+        for move in moves:
+            if move.destination in self.spec.peers:
+                homes.setdefault(move.destination, []).append(move.execution)
+        return {engine: tuple(sorted(executions)) for engine, executions in homes.items()}
+
+    async def _hand_over(self, destination: str, executions: tuple[str, ...]) -> None:
+        """Let `destination` read the KV; whatever comes of it, the waiting requests go on."""
+        pull = PullKv(
+            run=self.spec.run,
+            cell=int(destination.removeprefix("cell-")),
+            lease=self.spec.lease,
+            source_cell=self.spec.cell.index,
+            executions=executions,
+        )
+        arrived: tuple[str, ...] = ()
+        try:
+            pulled = await self._step(steps.PULL_KV, pull, f"pull-kv-{destination}", queue=self.spec.peers[destination])
+            arrived = pulled.arrived
+            self._figure(kv_tokens_reused=pulled.tokens, kv_bytes=pulled.bytes)
+        except _StepFailed:
+            workflow.logger.warning("KV hand-off to %s failed: it recomputes", destination)
+        lost = tuple(execution for execution in executions if execution not in set(arrived))
+        for names, ok in ((arrived, True), (lost, False)):
+            if names:
+                done = HandoffDone(lease=self.spec.lease_id, engine=destination, executions=names, arrived=ok)
+                outcome = "arrived" if ok else "recompute"
+                await self._step(steps.ANNOUNCE_HANDOFF, done, f"announce-{outcome}-{destination}")
+
+    async def _cut_requests(self, *, await_kv_seconds: float = 0.0) -> None:
+        """Cancel what is outstanding at the engine (the proxy continues it elsewhere) until nothing is left."""
+        cancel = CancelRequest(
+            engine=self.engine,
+            boot_epoch=self.spec.boot_epoch,
+            lease=self.spec.lease_id,
+            await_kv_seconds=await_kv_seconds,
+        )
+        cut = await self._step(steps.CANCEL_REQUESTS, cancel, "cancel-requests")
+        self._figure(requests_moved=cut.requests_moved)
+        await self._on_cell(steps.AWAIT_QUIET, self._lease())
+
+    async def _serve(self) -> None:
+        """Load and verify the published weights; only then does the door open."""
+        load = LoadWeights(**self._ids(), weights=self.spec.weights)
+        await self._on_cell(steps.LOAD_WEIGHTS, load)
+        await self._on_cell(steps.VERIFY_ENGINE, load)
+        await self._step(steps.CHANGE_DOOR, self._open_door(), "open-door")
+
+    async def _way_back(self, reason: str) -> tuple[TransitionResult, str]:
+        if self.spec.direction is not Direction.TO_TRAINING or self.memory_released:
+            return TransitionResult.PARKED, reason
+        try:
+            if self.spec.kv_handoff:
+                await self._tried(steps.RELEASE_KV, self._lease(), "roll-back-release-kv")
+            await self._step(steps.CHANGE_DOOR, self._open_door(), "roll-back-open-door")
+        except _Superseded:
+            return TransitionResult.SUPERSEDED, "a newer boot of the cell worker"
+        except _StepFailed as error:
+            return TransitionResult.PARKED, f"{reason}; rolling back failed too: {error}"
+        return TransitionResult.ROLLED_BACK, reason
+
+    async def _tried(self, step: Step[Argument, None], argument: Argument, name: str = "") -> bool:
+        """An optional step at the cell: False when it failed."""
+        try:
+            await self._on_cell(step, argument, name)
+        except _StepFailed:
+            return False
+        return True
+
+    async def _on_cell(self, step: Step[Argument, Result], argument: Argument, name: str = "") -> Result:
+        return await self._step(step, argument, name or step.name.replace("_", "-"), queue=self.spec.queue)
+
+    async def _step(
+        self, step: Step[Argument, Result], argument: Argument, name: str, *, queue: str | None = None
+    ) -> Result:
+        """Run one step, timed; a newer boot ends the wait at once."""
+        if self.superseded:
+            raise _Superseded
+        started = workflow.time()
+        activity_id = f"{name}-cell-{self.spec.cell.index}"
+        task = asyncio.ensure_future(
+            call(step, argument, queue=queue or self.control, activity_id=activity_id, summary=name.replace("-", " "))
+        )
+        await workflow.wait_condition(lambda: task.done() or self.superseded)
+        if not task.done():
+            task.cancel()
+            raise _Superseded
+        try:
+            result = task.result()
+        except ActivityError as error:
+            if is_cancelled_exception(error):
+                raise
+            detail = failure_text(error)
+            seconds = workflow.time() - started
+            self.timings.append(StepTiming(name=name, seconds=seconds, ok=False, detail=detail))
+            raise _StepFailed(name, detail) from error
+        self.timings.append(StepTiming(name=name, seconds=workflow.time() - started))
+        return result
+
+    def _ids(self) -> dict[str, Any]:
+        return {"run": self.spec.run, "cell": self.spec.cell.index, "lease": self.spec.lease}
+
+    def _lease(self) -> CellLease:
+        return CellLease(**self._ids())
+
+    def _entry(self) -> EngineEntry:
+        cell = self.spec.cell
+        return EngineEntry(
+            engine=self.engine,
+            cell=cell.index,
+            boot_epoch=self.spec.boot_epoch,
+            url=self.spec.engine_url,
+            slots=cell.slots,
+            kv_tokens=cell.kv_tokens,
+        )
+
+    def _closed_door(self) -> DoorChange:
+        return DoorChange(engine=self.engine, boot_epoch=self.spec.boot_epoch, open=False)
+
+    def _open_door(self) -> DoorChange:
+        weights = self.spec.weights
+        return DoorChange(
+            engine=self.engine,
+            boot_epoch=self.spec.boot_epoch,
+            open=True,
+            version=weights.version,
+            checksum=weights.checksum,
+        )
+
+    def _figure(self, **more: int) -> None:
+        """Add to the figures of this transition."""
+        current = self.figures.model_dump()
+        self.figures = TransitionFigures(**{name: current[name] + more.get(name, 0) for name in current})
