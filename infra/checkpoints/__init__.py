@@ -1,0 +1,5 @@
+"""Checkpoints of the core as folders on disk: complete or not there at all. Importing this does not import torch."""
+
+from infra.checkpoints.store import Checkpoint, CheckpointMeta, CheckpointStore
+
+__all__ = ["Checkpoint", "CheckpointMeta", "CheckpointStore"]

@@ -1,0 +1,67 @@
+"""``python -m workers.cell.training``: the training actor process of one cell. `infra.actor.process` starts it."""
+
+import argparse
+import ctypes
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+
+PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent(parent: int) -> None:
+    """Ask the kernel to kill this process when its parent ends; end now if that has happened already."""
+    if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+    if parent and os.getppid() != parent:
+        sys.exit("the parent is gone")
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="workers.cell.training", description="Training actor of one cell.")
+    parser.add_argument("--cell", type=int, required=True, help="0 is the core")
+    parser.add_argument("--boot-epoch", type=int, required=True)
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--model", type=Path, required=True, help="base model folder")
+    parser.add_argument("--checkpoints", type=Path, required=True)
+    parser.add_argument("--objects", required=True, help="URL of the run's object store")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--keep-checkpoints", type=int, default=3)
+    parser.add_argument("--parent", type=int, default=0, help="pid to die with; 0: do not check")
+    return parser.parse_args()
+
+
+def main() -> None:
+    options = arguments()
+    die_with_parent(options.parent)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    # Heavy imports wait until it is certain that there is somebody to work for.
+    import torch
+    import uvicorn
+
+    from infra.actor.wire import KEY_VARIABLE
+    from infra.checkpoints.code_version import code_version
+    from workers.cell.training.actor import ActorSettings, TrainingActor
+    from workers.cell.training.server import ActorServer
+
+    key = os.environ.pop(KEY_VARIABLE, "")
+    if not key:
+        sys.exit(f"{KEY_VARIABLE} must hold the key of the control routes")
+    torch.set_num_threads(options.threads)
+    settings = ActorSettings(
+        cell=options.cell,
+        boot_epoch=options.boot_epoch,
+        model=options.model,
+        checkpoints=options.checkpoints,
+        objects_url=options.objects,
+        keep_checkpoints=options.keep_checkpoints,
+        code_version=code_version(),
+    )
+    server = ActorServer(TrainingActor(settings), key)
+    uvicorn.run(server.application(), host="127.0.0.1", port=options.port, log_level="warning", access_log=False)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,361 @@
+"""The training actor of one cell: what each request of its control protocol does.
+
+Invariants: gradients of a batch are all of one weight version; a micro-step is in the sum at most once; weights that
+did not verify are never used; only the core (cell 0) has an optimizer and checkpoints. Nothing here knows HTTP.
+
+Threads: `status`, `expose_snapshot` and `release_snapshot` may be called at any time; everything else by one thread.
+"""
+
+import logging
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from infra.checkpoints import CheckpointStore
+from infra.logprob_gaps import histogram, percentile
+from infra.micro_steps import PackedMicroStep, decode
+from infra.objects import ObjectStore
+from infra.processes.identity import read_stat
+from infra.transfer import TransferEndpoint
+from infra.weights.architecture import Architecture
+from workers.cell.training.accumulator import Accumulator, Entry
+from workers.cell.training.combine import CombinedGradient, check_participants, normalise_and_clip, sum_in_order
+from workers.cell.training.custody import WeightsCustody
+from workers.cell.training.gradients import GradientBuffer, read_gradients
+from workers.cell.training.loss import LossSettings
+from workers.cell.training.model import build_model
+from workers.cell.training.optimizer import CoreOptimizer
+from workers.cell.training.snapshots import Snapshots
+from workers.cell.training.stream import MicroStepStream, SingleStageStream, target_logprobs
+from workers.cell.training.updates import Updates, micro_steps
+from workers.cell.training.weights_state import WeightsState
+from workflows.messages import training as m
+from workflows.messages.errors import Fenced, InvalidInput, Permanent, StillHeld, VersionMismatch
+from workflows.messages.group import MicroStep
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ActorSettings:
+    """What an actor is told at its start. `model` is the base model folder; `checkpoints` matters to the core only."""
+
+    cell: int
+    boot_epoch: int
+    model: Path
+    checkpoints: Path
+    objects_url: str
+    keep_checkpoints: int = 3
+    code_version: str = "unknown"
+
+
+class TrainingActor:
+    """One per cell; lives as long as its cell worker, across role changes."""
+
+    def __init__(self, settings: ActorSettings, endpoint: TransferEndpoint | None = None) -> None:
+        self.settings = settings
+        self.lease_epoch = 0
+        self._arch = Architecture.from_folder(settings.model)
+        self._model = build_model(self._arch)
+        self._endpoint = endpoint or TransferEndpoint()
+        self._objects = ObjectStore(settings.objects_url)
+        self._stream: MicroStepStream = SingleStageStream(self._model)
+        self._books = Accumulator()
+        self._weights = WeightsState()
+        self._snapshots = Snapshots(self._model, self._endpoint, settings.boot_epoch)
+        self._gradients: GradientBuffer | None = None
+        self._optimizer: CoreOptimizer | None = None
+        self._updates: Updates | None = None
+        store = CheckpointStore(settings.checkpoints, settings.keep_checkpoints)
+        if settings.cell == 0:
+            self._optimizer = CoreOptimizer(self._model)
+            self._updates = Updates(
+                self._model, self._optimizer, self._weights, store, settings.model, settings.code_version
+            )
+        self._custody = WeightsCustody(
+            self._model, self._optimizer, self._weights, store, self._snapshots, self._endpoint, settings.model
+        )
+
+    # -- fencing and state ---------------------------------------------------------------------------------------------
+
+    def fence(self, request: m.ActorRequest) -> None:
+        """Raises Fenced for another boot of this actor, or a lease that has been superseded."""
+        if request.boot_epoch != self.settings.boot_epoch:
+            raise Fenced(f"boot epoch {request.boot_epoch}; this is boot {self.settings.boot_epoch}")
+        if request.lease_epoch < self.lease_epoch:
+            raise Fenced(f"lease {request.lease_epoch} is over; {self.lease_epoch} holds cell {self.settings.cell}")
+        self.lease_epoch = max(self.lease_epoch, request.lease_epoch)
+
+    @property
+    def generation(self) -> int:
+        """To be noted when a micro-step is queued, and given to `run_micro_step`."""
+        return self._books.generation
+
+    def status(self, *, busy: bool = False) -> m.ActorStatus:
+        held = self._weights.held
+        return m.ActorStatus(
+            cell=self.settings.cell,
+            boot_epoch=self.settings.boot_epoch,
+            lease_epoch=self.lease_epoch,
+            pid=os.getpid(),
+            version=held.version if held else None,
+            checksum=held.checksum if held else None,
+            batch=self._books.batch,
+            phase=self._books.phase,
+            accumulated=len(self._books.accumulated),
+            busy=busy,
+            optimizer_steps=self._optimizer.steps if self._optimizer else None,
+            resources=self._resources(),
+        )
+
+    # -- weights -------------------------------------------------------------------------------------------------------
+
+    def restore_base(self, request: m.RestoreBase) -> m.RestoreReply:
+        return self._custody.restore_base(request, self._drop_batch)
+
+    def restore_checkpoint(self, request: m.RestoreCheckpoint) -> m.RestoreReply:
+        return self._custody.restore_checkpoint(request, self._drop_batch)
+
+    def expose_snapshot(self, request: m.ExposeSnapshot) -> m.SnapshotReply:
+        return self._custody.expose(request.version)
+
+    def release_snapshot(self, request: m.ReleaseSnapshot) -> m.ResourceReply:
+        self._snapshots.release(request.pin)
+        return self._resources()
+
+    def pull_snapshot(self, request: m.PullSnapshot) -> m.WeightsReply:
+        """Raises StillHeld while a batch of other weights is held."""
+        return self._custody.pull(request, self._require_no_batch)
+
+    def export(self, request: m.ExportWeights) -> m.ExportReply:
+        return self._custody.export(request)
+
+    # -- resources -----------------------------------------------------------------------------------------------------
+
+    def resume(self, request: m.Resume) -> m.ResourceReply:
+        if self._gradients is None:
+            self._gradients = GradientBuffer(self._model, self._endpoint)
+        return self._resources()
+
+    def release(self, request: m.Release) -> m.ResourceReply:
+        """Raises StillHeld while a batch is not committed or discarded, or a snapshot is being read."""
+        self._require_no_batch()
+        self._snapshots.close()
+        if self._gradients is not None:
+            self._gradients.close()
+            self._gradients = None
+        return self._resources()
+
+    # -- one batch -----------------------------------------------------------------------------------------------------
+
+    def open_batch(self, request: m.OpenBatch) -> m.BatchReply:
+        """Raises VersionMismatch for other weights, StillHeld before `resume`, Fenced for a batch that is over."""
+        self._weights.require(request.version, request.checksum)
+        buffer = self._buffer()
+        if self._books.open(request.batch, request.version):
+            buffer.zero()
+            buffer.attach()
+        return self._batch_reply(request.batch)
+
+    def run_micro_step(
+        self, request: m.RunMicroStep, generation: int, abandoned: Callable[[], bool] = lambda: False
+    ) -> m.MicroStepReply:
+        """Add a micro-step to the sum. `abandoned` says, before the work starts, that nobody waits for it any more."""
+        step, payload = request.micro_step, request.micro_step.payload
+        known = self._books.admit(step.batch, step.index, request.attempt, payload.sha256, generation)
+        if known is not None:
+            return self._claim(request, known, repeated=True)
+        if abandoned():
+            raise Fenced(f"attempt {request.attempt} of micro-step {step.index} was given up by its caller")
+        self._weights.require(self._books.version)
+        started = time.monotonic()
+        packed = self._fetch(step)
+        training = request.training
+        metrics = self._add_gradient(
+            packed, LossSettings(training.clip_low, training.clip_high, training.truncate_ratio)
+        )
+        entry = Entry(request.attempt, payload.sha256, metrics, time.monotonic() - started)
+        self._books.add(step.index, entry)
+        return self._claim(request, entry, repeated=False)
+
+    def seal(self, request: m.BatchRequest) -> m.SealReply:
+        self._stream.drain()
+        self._books.seal(request.batch)
+        accumulated = self._books.accumulated
+        manifest = None
+        if accumulated:
+            manifest = self._buffer().manifest(self._books.version, self.settings.boot_epoch)
+        return m.SealReply(
+            batch=request.batch,
+            cell=self.settings.cell,
+            boot_epoch=self.settings.boot_epoch,
+            version=self._books.version,
+            accumulated=accumulated,
+            metrics=self._books.metrics,
+            manifest=manifest,
+        )
+
+    def combine(self, request: m.Combine) -> m.CombineReply:
+        """Core only; see `Updates`. Asked again for the batch just applied, it answers as before."""
+        if self._updates is None:
+            raise InvalidInput("only the core combines gradients", field="cell")
+        if self._books.phase is m.BatchPhase.APPLIED and self._updates.reply is not None:
+            if self._updates.reply.batch != request.batch or self._books.accumulated != _sorted(request.own):
+                raise Fenced(f"{self._updates.reply.batch} is applied already, from another set")
+            return self._updates.reply
+        self._books.require_sealed(request.batch)
+        version = self._books.version
+        check_participants(self._books.accumulated, request.own, request.participants, version)
+        reply = self._updates.apply(request, version, lambda: self._combined(request), self._buffer())
+        self._books.mark_applied(request.batch)
+        return reply
+
+    def commit(self, request: m.Commit) -> m.BatchReply:
+        """The batch recorded its update: let the gradients go, keep the checkpoint. Repeating changes nothing."""
+        if request.batch == self._books.batch:
+            if self._updates is not None:
+                self._commit_update(request, self._updates)
+            self._books.end()
+            if self._gradients is not None:
+                self._gradients.zero()
+                self._gradients.attach()
+        elif self._updates is not None and not self._books.has_ended(request.batch):
+            self._custody.commit_restored(request.version)
+        return self._batch_reply(request.batch)
+
+    def discard(self, request: m.BatchRequest) -> m.BatchReply:
+        """Drop the gradient sum of `batch`, and its update if that is not committed. It may be opened again."""
+        if request.batch == self._books.batch:
+            self._drop_batch()
+        return self._batch_reply(request.batch)
+
+    def replay_logprobs(self, request: m.ReplayLogprobs) -> m.ReplayReply:
+        """How far behaviour log-probs are from this model's, over the targets that were sampled at its version."""
+        held = self._weights.held
+        if held is None:
+            raise VersionMismatch("no verified weights are held")
+        packed = decode(self._objects.get(request.payload))
+        with torch.no_grad():
+            targets = target_logprobs(self._model, packed)
+            same = targets.versions == held.version
+            gaps = (targets.logprobs - targets.behaviour).abs()[same].cpu().numpy()
+        counts = histogram(gaps) if len(gaps) else {}
+        return m.ReplayReply(
+            version=held.version,
+            tokens=len(gaps),
+            mean_gap=float(gaps.mean(dtype="float64")) if len(gaps) else 0.0,
+            p999_gap=percentile(counts, 0.999),
+            max_gap=float(gaps.max()) if len(gaps) else 0.0,
+            gaps=counts,
+        )
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _fetch(self, step: MicroStep) -> PackedMicroStep:
+        packed = decode(self._objects.get(step.payload))
+        if (packed.header.batch, packed.header.index) != (step.batch, step.index):
+            raise InvalidInput(f"holds micro-step {packed.header.index} of {packed.header.batch}", field="payload")
+        return packed
+
+    def _add_gradient(self, packed: PackedMicroStep, settings: LossSettings) -> m.TokenMetrics:
+        buffer = self._buffer()
+        try:
+            metrics = self._stream.run(packed, settings)
+            if not buffer.is_attached():
+                raise Permanent("a gradient was added outside the buffer")
+            return metrics
+        except (InvalidInput, Permanent):
+            if buffer.is_attached():
+                raise  # refused before the backward pass: the sum is as it was
+            self._spoil(buffer)
+            raise
+        except BaseException:
+            self._spoil(buffer)
+            raise
+
+    def _spoil(self, buffer: GradientBuffer) -> None:
+        log.error("a micro-step broke off; the gradient sum of %s on this cell is discarded", self._books.batch)
+        buffer.zero()
+        buffer.attach()
+        self._books.spoil()
+
+    def _combined(self, request: m.Combine) -> CombinedGradient | None:
+        if not micro_steps(request) or not request.valid_executions:
+            return None
+        buffer = self._buffer()
+        in_order = sorted(request.participants, key=lambda participant: participant.cell)
+        others = (
+            read_gradients(self._endpoint, participant.manifest, buffer.layout, request.timeout_seconds)
+            for participant in in_order
+        )
+        total = sum_in_order(buffer.flat, others)
+        if not total.any():
+            return None  # every target was masked: moments and step count must not move
+        return normalise_and_clip(total, request.valid_executions, request.training.max_grad_norm)
+
+    def _commit_update(self, request: m.Commit, updates: Updates) -> None:
+        reply = updates.reply
+        if self._books.phase is not m.BatchPhase.APPLIED or reply is None or reply.version != request.version:
+            raise Fenced(f"{request.batch} is {self._books.phase}; version {request.version} was not applied here")
+        if reply.checkpoint is not None:
+            self._custody.commit(reply.checkpoint)
+        updates.forget()
+
+    def _drop_batch(self) -> None:
+        if self._updates is not None and self._updates.in_memory:
+            self._custody.roll_back()
+        if self._updates is not None:
+            self._updates.forget()
+        self._books.drop()
+        if self._gradients is not None:
+            self._gradients.zero()
+            self._gradients.attach()
+
+    def _require_no_batch(self) -> None:
+        if self._books.phase is not m.BatchPhase.CLOSED:
+            raise StillHeld(f"{self._books.batch} is {self._books.phase}: commit or discard it first")
+
+    def _buffer(self) -> GradientBuffer:
+        if self._gradients is None:
+            raise StillHeld("training resources are released; resume first")
+        return self._gradients
+
+    def _claim(self, request: m.RunMicroStep, entry: Entry, *, repeated: bool) -> m.MicroStepReply:
+        return m.MicroStepReply(
+            batch=request.micro_step.batch,
+            index=request.micro_step.index,
+            attempt=entry.attempt,
+            cell=self.settings.cell,
+            boot_epoch=self.settings.boot_epoch,
+            version=self._books.version,
+            repeated=repeated,
+            seconds=entry.seconds,
+            metrics=entry.metrics,
+        )
+
+    def _batch_reply(self, batch: str) -> m.BatchReply:
+        is_held = batch == self._books.batch
+        held = self._weights.held
+        return m.BatchReply(
+            batch=batch,
+            phase=self._books.phase if is_held else m.BatchPhase.CLOSED,
+            version=self._books.version if is_held else (held.version if held else -1),
+            accumulated=self._books.accumulated if is_held else (),
+        )
+
+    def _resources(self) -> m.ResourceReply:
+        stat = read_stat(os.getpid())
+        return m.ResourceReply(
+            gradient_bytes=self._gradients.bytes if self._gradients else 0,
+            snapshot_bytes=self._snapshots.bytes,
+            pins=self._snapshots.pins,
+            resident_bytes=stat.resident_pages * os.sysconf("SC_PAGE_SIZE") if stat else 0,
+        )
+
+
+def _sorted(entries: tuple[m.Accumulated, ...]) -> tuple[m.Accumulated, ...]:
+    return tuple(sorted(entries, key=lambda entry: entry.index))
