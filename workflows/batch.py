@@ -19,8 +19,8 @@ from workflows import steps
 from workflows.messages import ids
 from workflows.messages.base import Message
 from workflows.messages.batch import (
+    BatchOutcome,
     BatchSpec,
-    CombineUpdate,
     JoinBatch,
     MicroStepTask,
     OpenedBatch,
@@ -29,11 +29,10 @@ from workflows.messages.batch import (
     Sealed,
     UpdateApplied,
 )
-from workflows.messages.burst import StepReport
 from workflows.messages.group import AdmittedGroup, MicroStep, PackGroup
-from workflows.messages.scheduling import BatchAbandoned, BatchClosed, GroupAssigned, Member, OpenBatch
+from workflows.messages.scheduling import BatchAbandoned, BatchClosed, GroupAssigned, Member
 from workflows.parking import Parking, call, failure_text, upsert
-from workflows.settlement import commit_of, normalizer, report_of
+from workflows.settlement import combine_of, commit_of, open_of, report_of
 from workflows.stream import Stream, StreamState
 
 BURST = SearchAttributeKey.for_keyword("Burst")
@@ -112,7 +111,7 @@ class TrainingBatch(Parking):
             await self._assign(step.group)
 
     @workflow.run
-    async def run(self, state: BatchState) -> StepReport:
+    async def run(self, state: BatchState) -> BatchOutcome:
         upsert(BURST.value_set(self.spec.spec.name))
         try:
             return await self._run()
@@ -121,21 +120,14 @@ class TrainingBatch(Parking):
                 await self._abandon()
             raise
 
-    async def _run(self) -> StepReport:
+    async def _run(self) -> BatchOutcome:
         burst = self.spec.spec
         if not self.opened:
             opened = OpenedBatch(
                 run=burst.run, batch=self.batch, burst=burst.name, step=self.spec.step, weights=self.spec.weights
             )
             await self.parked_call(steps.RECORD_BATCH_OPENED, opened, queue=self.control)
-            request = OpenBatch(
-                batch=self.batch,
-                burst=burst.name,
-                groups=burst.groups_per_step,
-                refill=burst.training.refill,
-                policy=burst.policy,
-            )
-            await self._scheduler().signal("open_batch", request)
+            await self._scheduler().signal("open_batch", open_of(self.spec))
             self.opened = True
         self.enter_phase("STREAM")
         while True:
@@ -314,28 +306,15 @@ class TrainingBatch(Parking):
         for member, account in zip(participants, sealed, strict=True):
             if self.joined.get(member.cell) != member:
                 continue
-            counted = sorted((done.index, done.attempt) for done in self.accepted.values() if done.cell == member.cell)
-            if account is None or list(account.accumulated) != counted:
+            if account is None or list(account.accumulated) != self.stream.counted(member.cell):
                 # The cell's own account decides: its whole gradient is void, all its micro-steps go back.
                 await self._discard(member)
         if not self._complete():
             self.joined.clear()  # sealed cells open again for the stream by joining again
             return None
-        core = self.joined[CORE]
-        training = self.spec.spec.training
+        core, counted = self.joined[CORE], self.stream.in_order()
         accounts = tuple(account for account in sealed if account is not None and account.cell in self.joined)
-        request = CombineUpdate(
-            run=self.spec.spec.run,
-            batch=self.batch,
-            weights=self.spec.weights,
-            participants=accounts,
-            normalizer=normalizer(self.groups),
-            learning_rate=training.learning_rate,
-            betas=training.betas,
-            weight_decay=training.weight_decay,
-            max_grad_norm=training.max_grad_norm,
-            counters=self.spec.counters,
-        )
+        request = combine_of(self.spec, self.groups, accounts)
         try:
             update = await call(steps.COMBINE_UPDATE, request, queue=core.queue)
         except ActivityError as error:
@@ -351,6 +330,7 @@ class TrainingBatch(Parking):
             self.joined.clear()
             await asyncio.sleep(REJOIN_SECONDS)
             return None
+        self.stream.settle(counted)  # whoever was lost since: the gradient was read and verified before
         return update, accounts
 
     async def _seal(self, member: Member) -> Sealed | None:
@@ -379,7 +359,7 @@ class TrainingBatch(Parking):
                 raise
             self.members.pop(member.cell, None)
 
-    async def _finish(self, update: UpdateApplied | None, accounts: tuple[Sealed, ...]) -> StepReport:
+    async def _finish(self, update: UpdateApplied | None, accounts: tuple[Sealed, ...]) -> BatchOutcome:
         commit = commit_of(self.spec, self.groups, self.stream, update)
         await self.parked_call(steps.COMMIT_BATCH, commit, queue=self.control)
         await asyncio.gather(*(self._release(self.joined[cell], discard=False) for cell in sorted(self.joined)))
@@ -387,7 +367,8 @@ class TrainingBatch(Parking):
         await self._scheduler().signal("batch_closed", closed)
         await workflow.wait_condition(workflow.all_handlers_finished)
         self.enter_phase("COMMITTED")
-        return report_of(self.spec, self.groups, self.stream, update, accounts)
+        report = report_of(self.spec, self.groups, self.stream, update, accounts)
+        return BatchOutcome(report=report, weights=commit.after)
 
     async def _abandon(self) -> None:
         for member in list(self.joined.values()):
@@ -398,12 +379,7 @@ class TrainingBatch(Parking):
         """Continue as new at a quiet point: nothing on the stream, nothing being packed, nobody joining."""
         self.closing = True
         await workflow.wait_condition(
-            lambda: (
-                not self.stream.running
-                and not self.joining
-                and self.packing is None
-                and workflow.all_handlers_finished()
-            )
+            lambda: not (self.tasks or self.joining or self.packing) and workflow.all_handlers_finished()
         )
         workflow.continue_as_new(
             BatchState(

@@ -1,15 +1,45 @@
-"""What a finished batch commits and reports, from its own bookkeeping."""
+"""What a batch asks for, commits and reports, from its own bookkeeping."""
 
 from workflows.messages import ids
-from workflows.messages.batch import BatchSpec, CommitBatch, Sealed, UpdateApplied
+from workflows.messages.batch import BatchSpec, CombineUpdate, CommitBatch, Sealed, UpdateApplied
 from workflows.messages.burst import StepReport
 from workflows.messages.group import AdmittedGroup
+from workflows.messages.scheduling import OpenBatch
 from workflows.stream import Stream
 
 
 def normalizer(groups: list[AdmittedGroup]) -> int:
     """V: valid executions of groups with signal; what the summed gradient is divided by, once."""
     return sum(group.valid for group in groups if group.no_signal is None)
+
+
+def open_of(spec: BatchSpec) -> OpenBatch:
+    """What the batch asks of the Scheduler."""
+    burst = spec.spec
+    return OpenBatch(
+        batch=spec.batch,
+        burst=burst.name,
+        groups=burst.groups_per_step,
+        refill=burst.training.refill,
+        policy=burst.policy,
+    )
+
+
+def combine_of(spec: BatchSpec, groups: list[AdmittedGroup], accounts: tuple[Sealed, ...]) -> CombineUpdate:
+    """What the core is asked to do with the participants' gradients."""
+    training = spec.spec.training
+    return CombineUpdate(
+        run=spec.spec.run,
+        batch=spec.batch,
+        weights=spec.weights,
+        participants=accounts,
+        normalizer=normalizer(groups),
+        learning_rate=training.learning_rate,
+        betas=training.betas,
+        weight_decay=training.weight_decay,
+        max_grad_norm=training.max_grad_norm,
+        counters=spec.counters,
+    )
 
 
 def commit_of(

@@ -61,6 +61,11 @@ class Stream:
             del self.accepted[index]
             self.pending.append(index)
 
+    def settle(self, counted: tuple[Accepted, ...]) -> None:
+        """The update is made of exactly these; nothing more will run."""
+        self.accepted = {done.index: done for done in counted}
+        self.pending.clear()
+
     def counted(self, cell: int) -> list[tuple[int, int]]:
         """(index, attempt) that must be exactly what `cell` accumulated, sorted."""
         return sorted((done.index, done.attempt) for done in self.accepted.values() if done.cell == cell)

@@ -3,7 +3,7 @@
 from pydantic import Field
 
 from workflows.messages.base import Message
-from workflows.messages.burst import BurstSpec
+from workflows.messages.burst import BurstSpec, StepReport
 from workflows.messages.group import MicroStep
 from workflows.messages.scheduling import Weights
 
@@ -113,6 +113,13 @@ class CommitBatch(Message):
     accepted: tuple[Accepted, ...]
     normalizer: int
     metrics: dict[str, float] = {}
+
+
+class BatchOutcome(Message):
+    """The result of a TrainingBatch."""
+
+    report: StepReport
+    weights: Weights
 
 
 class OpenedBatch(Message):

@@ -10,7 +10,6 @@ from pydantic import Field, JsonValue
 
 from workflows.messages.artifacts import ArtifactRef
 from workflows.messages.base import Message
-from workflows.messages.burst import Training
 from workflows.messages.group import MicroStep
 from workflows.messages.transfer import BufferManifest
 
@@ -129,7 +128,7 @@ class OpenBatch(ActorRequest):
 
 
 class BatchRequest(ActorRequest):
-    """A step in the life of one batch: seal, discard."""
+    """A step in the life of one batch: seal, take back its update, discard."""
 
     batch: str
 
@@ -191,7 +190,9 @@ class RunMicroStep(ActorRequest):
 
     micro_step: MicroStep
     attempt: int = Field(ge=1)
-    training: Training
+    clip_low: float = Field(gt=0, lt=1)
+    clip_high: float = Field(gt=0)
+    truncate_ratio: float | None = Field(None, gt=0)
 
 
 class MicroStepReply(Message):
@@ -240,7 +241,10 @@ class Combine(ActorRequest):
     own: tuple[Accumulated, ...]
     participants: tuple[Participant, ...]
     valid_executions: int = Field(ge=0, description="V: valid executions of groups with signal")
-    training: Training
+    learning_rate: float = Field(gt=0)
+    betas: tuple[float, float] = (0.9, 0.95)
+    weight_decay: float = Field(0.0, ge=0, description="of matrices; norms do not decay")
+    max_grad_norm: float = Field(gt=0)
     counters: dict[str, JsonValue] = Field({}, description="stored in the checkpoint, handed back by restore")
     timeout_seconds: float = Field(60, gt=0, description="for reading one participant's gradient")
 
@@ -259,10 +263,13 @@ class CombineReply(Message):
 
 
 class Commit(ActorRequest):
-    """The batch has recorded the update to `version`: gradients may go, the core's checkpoint must stay."""
+    """The batch has recorded its update: gradients may go, the core's checkpoint must stay.
+
+    `version` is the one after the update; None means whatever was applied here.
+    """
 
     batch: str
-    version: int = Field(ge=0)
+    version: int | None = Field(None, ge=0)
 
 
 class ExportWeights(ActorRequest):

@@ -1,0 +1,146 @@
+"""Burst: a fixed dispatch quota, `steps` training batches, then a publish. Started by a person with the Temporal CLI.
+
+It owns no counters: it asks the Scheduler to dispatch, runs one TrainingBatch after the other, and asks the Scheduler
+to publish. Cancelling it stops dispatch, closes what is queued, cancels what runs, and returns the cells.
+"""
+
+import asyncio
+from asyncio import CancelledError
+
+from temporalio import workflow
+from temporalio.common import SearchAttributeKey
+from temporalio.exceptions import ApplicationError, ChildWorkflowError, is_cancelled_exception
+
+from workflows.batch import BatchState, TrainingBatch
+from workflows.messages import ids
+from workflows.messages.batch import BatchSpec
+from workflows.messages.burst import BurstReport, BurstSpec, Purpose, StepReport
+from workflows.messages.scheduling import (
+    BurstDrained,
+    BurstOpened,
+    BurstPublished,
+    CancelBurst,
+    EndBurst,
+    EvaluationDone,
+    OpenBurst,
+    Weights,
+)
+from workflows.parking import PHASE, upsert
+
+BURST = SearchAttributeKey.for_keyword("Burst")
+
+
+@workflow.defn
+class Burst:
+    """One burst."""
+
+    @workflow.init
+    def __init__(self, spec: BurstSpec) -> None:
+        self.spec = spec
+        self.opened: BurstOpened | None = None
+        self.evaluated: EvaluationDone | None = None
+        self.published: BurstPublished | None = None
+        self.drained = False
+
+    @workflow.signal
+    def burst_opened(self, opened: BurstOpened) -> None:
+        """The Scheduler has dispatched this burst's top-up."""
+        self.opened = opened
+
+    @workflow.signal
+    def evaluation_done(self, done: EvaluationDone) -> None:
+        """Every execution of this evaluation is closed."""
+        self.evaluated = done
+
+    @workflow.signal
+    def burst_published(self, published: BurstPublished) -> None:
+        """Every cell that serves has verified the burst's version."""
+        self.published = published
+
+    @workflow.signal
+    def burst_drained(self, drained: BurstDrained) -> None:
+        """After a cancellation: every execution of this burst is closed."""
+        self.drained = True
+
+    @workflow.run
+    async def run(self, spec: BurstSpec) -> BurstReport:
+        expected = ids.burst_id(spec.run, spec.name)
+        if workflow.info().workflow_id != expected:
+            message = f"name, run: this burst must be started with --workflow-id {expected}"
+            raise ApplicationError(message, type="InvalidSpec", non_retryable=True)
+        upsert(BURST.value_set(spec.name), PHASE.value_set("QUEUED"))
+        try:
+            await self._tell("open_burst", OpenBurst(spec=spec))
+        except ApplicationError as error:
+            message = f"run: no scheduler runs for {spec.run!r}; is its stack up?"
+            raise ApplicationError(message, type="InvalidSpec", non_retryable=True) from error
+        try:
+            return await self._evaluate() if spec.purpose is Purpose.EVALUATE else await self._train()
+        except (CancelledError, ChildWorkflowError) as error:
+            if not is_cancelled_exception(error):
+                raise
+            await self._cancel()
+            raise
+
+    async def _evaluate(self) -> BurstReport:
+        await workflow.wait_condition(lambda: self.opened is not None)
+        upsert(PHASE.value_set("EVALUATE"))
+        await workflow.wait_condition(lambda: self.evaluated is not None)
+        opened, done = self.opened, self.evaluated
+        if opened is None or done is None:
+            raise ApplicationError("evaluation ended without an answer", type="NoAnswer", non_retryable=True)
+        return BurstReport(
+            run=self.spec.run,
+            burst=self.spec.name,
+            purpose=self.spec.purpose,
+            version=opened.weights.version,
+            executions=done.executions,
+            executions_valid=done.valid,
+            mean_reward=done.mean_reward,
+        )
+
+    async def _train(self) -> BurstReport:
+        await workflow.wait_condition(lambda: self.opened is not None)
+        opened = self.opened
+        if opened is None:
+            raise ApplicationError("burst opened without an answer", type="NoAnswer", non_retryable=True)
+        upsert(PHASE.value_set("TRAIN"))
+        weights, reports = opened.weights, list[StepReport]()
+        # B = 0 is a burst of nothing: it closes at once, without a step.
+        for step in range(self.spec.steps if self.spec.groups_per_step else 0):
+            report, weights = await self._step(step, weights, opened)
+            reports.append(report)
+        upsert(PHASE.value_set("PUBLISH"))
+        await self._tell("end_burst", EndBurst(burst=self.spec.name, weights=weights))
+        await workflow.wait_condition(lambda: self.published is not None)
+        rewards = [report.mean_reward for report in reports if report.mean_reward is not None]
+        return BurstReport(
+            run=self.spec.run,
+            burst=self.spec.name,
+            purpose=self.spec.purpose,
+            version=weights.version,
+            steps=tuple(reports),
+            executions=opened.groups * self.spec.executions_per_group,
+            executions_valid=sum(report.executions_valid for report in reports),
+            mean_reward=sum(rewards) / len(rewards) if rewards else None,
+        )
+
+    async def _step(self, step: int, weights: Weights, opened: BurstOpened) -> tuple[StepReport, Weights]:
+        batch = ids.batch_id(self.spec.run, self.spec.name, step)
+        spec = BatchSpec(spec=self.spec, step=step, batch=batch, weights=weights, counters=opened.counters)
+        outcome = await workflow.execute_child_workflow(
+            TrainingBatch.run,
+            BatchState(spec=spec),
+            id=batch,
+            static_summary=f"step {step + 1} of {self.spec.steps}, weights v{weights.version}",
+        )
+        return outcome.report, outcome.weights
+
+    async def _cancel(self) -> None:
+        upsert(PHASE.value_set("CANCELLING"))
+        await self._tell("cancel_burst", CancelBurst(burst=self.spec.name))
+        await asyncio.shield(workflow.wait_condition(lambda: self.drained))
+        upsert(PHASE.value_set("CANCELLED"))
+
+    async def _tell(self, signal: str, message: OpenBurst | EndBurst | CancelBurst) -> None:
+        await workflow.get_external_workflow_handle(ids.scheduler_id(self.spec.run)).signal(signal, message)
