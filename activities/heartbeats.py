@@ -1,0 +1,32 @@
+"""Heartbeats of long activities: often enough for their time-out, and what a cancellation means.
+
+Cancel, pause and reset reach an activity only through its heartbeats.
+"""
+
+import time
+
+from temporalio import activity
+
+
+class Heartbeat:
+    """Call it as often as you like inside an activity: it beats at a third of the heartbeat time-out."""
+
+    def __init__(self) -> None:
+        timeout = activity.info().heartbeat_timeout
+        self._period = timeout.total_seconds() / 3 if timeout else 10.0
+        self._next = 0.0
+
+    def __call__(self) -> None:
+        now = time.monotonic()
+        if now >= self._next:
+            self._next = now + self._period
+            activity.heartbeat()
+
+    def must_stop(self) -> bool:
+        """Whether the activity was cancelled on purpose.
+
+        A worker that shuts down, a pause, a reset or a superseded attempt also cancels the coroutine, but then
+        another attempt takes over what runs outside it.
+        """
+        details = activity.cancellation_details()
+        return details is not None and details.cancel_requested

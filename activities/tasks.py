@@ -1,0 +1,34 @@
+"""Drawing the tasks of a burst's groups from a task set."""
+
+import asyncio
+from pathlib import Path
+
+from temporalio import activity
+
+from infra.settings.run import RunManifest
+from infra.tasks import TaskSet
+from workflows.messages.burst import Purpose
+from workflows.messages.tasks import SelectedTasks, SelectTasks
+
+
+class TaskActivities:
+    """Runs on the control queue. Task sets are folders, absolute or below the checkout, or names of the fleet file."""
+
+    def __init__(self, manifest: RunManifest) -> None:
+        self._manifest = manifest
+
+    @activity.defn(name="select_tasks")
+    async def select_tasks(self, request: SelectTasks) -> SelectedTasks:
+        """Draw the next tasks; the same request gives the same. Raises InvalidSpec for a set that is not there."""
+        return await asyncio.to_thread(self._select, request)
+
+    def _select(self, request: SelectTasks) -> SelectedTasks:
+        named = self._manifest.fleet.task_sets.get(request.tasks, request.tasks)
+        tasks = TaskSet(Path(self._manifest.root) / named)
+        if request.purpose is Purpose.EVALUATE:
+            folders = tasks.first(request.split, request.count)
+            position = request.position
+        else:
+            folders = tasks.sample(request.split, seed=request.seed, start=request.position, count=request.count)
+            position = request.position + request.count
+        return SelectedTasks(tasks=tuple(str(folder) for folder in folders), position=position)

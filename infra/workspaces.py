@@ -1,0 +1,121 @@
+"""The folder of one execution on the harness host, and copies that keep what an agent made of it.
+
+    <workspaces>/<burst>/<group>/<member>/
+        app/                 the workspace: starts as the task's environment/
+        home/, tmp/          HOME and TMPDIR of the harness
+        private/             mode 0700: not the agent's
+            token            the execution's secret, mode 0600
+            run-<n>/         job, runner and result of the n-th start of the harness
+            pristine/        app/ as the agent left it
+            grading-<n>/     tests, logs and home of the n-th grading
+
+Symbolic links, FIFOs, sockets and rights are copied as they are; nothing is followed.
+"""
+
+import hashlib
+import os
+import secrets
+import shutil
+import stat
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from workflows.messages import ids
+from workflows.messages.execution import ExecutionSpec
+
+
+@dataclass(frozen=True)
+class ExecutionFolder:
+    """Paths of one execution. `root` is also its process marker."""
+
+    root: Path
+
+    @classmethod
+    def of(cls, workspaces: Path, spec: ExecutionSpec) -> "ExecutionFolder":
+        return cls(workspaces / ids.group_id(spec.burst, spec.group) / f"{spec.member:02d}")
+
+    @property
+    def app(self) -> Path:
+        return self.root / "app"
+
+    @property
+    def home(self) -> Path:
+        return self.root / "home"
+
+    @property
+    def temporary(self) -> Path:
+        return self.root / "tmp"
+
+    @property
+    def private(self) -> Path:
+        return self.root / "private"
+
+    @property
+    def token(self) -> Path:
+        return self.private / "token"
+
+    @property
+    def pristine(self) -> Path:
+        return self.private / "pristine"
+
+    def run(self, number: int) -> Path:
+        return self.private / f"run-{number}"
+
+    def grading(self, number: int) -> Path:
+        return self.private / f"grading-{number}"
+
+    def make(self) -> None:
+        for folder in (self.root, self.home, self.temporary):
+            folder.mkdir(parents=True, exist_ok=True)
+        self.private.mkdir(exist_ok=True, mode=0o700)
+
+    def mint_token(self) -> str:
+        """The execution's secret token: made once, found again by a retry."""
+        if not self.token.exists():
+            temporary = self.token.with_suffix(f".{os.getpid()}")
+            descriptor = os.open(temporary, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600)
+            with os.fdopen(descriptor, "w") as file:
+                file.write(secrets.token_urlsafe(32))
+            try:
+                os.link(temporary, self.token)  # unlike a rename it never replaces a token already handed out
+            except FileExistsError:
+                pass
+            finally:
+                temporary.unlink()
+        return self.token.read_text()
+
+
+def token_sha256(token: str) -> str:
+    return hashlib.sha256(token.encode()).hexdigest()
+
+
+def copy_tree(source: Path, target: Path) -> None:
+    """Copy a folder whole; `target` appears in one step or not at all. Replaces a half copy of an earlier attempt.
+
+    Raises OSError when something cannot be copied.
+    """
+    partial = target.with_name(f"{target.name}.partial")
+    remove_tree(partial)
+    partial.parent.mkdir(parents=True, exist_ok=True)
+    done = subprocess.run(
+        ["cp", "-a", "--reflink=auto", "--", str(source), str(partial)], capture_output=True, text=True, check=False
+    )
+    if done.returncode != 0:
+        raise OSError(f"cannot copy {source}: {done.stderr.strip()[:500]}")
+    partial.rename(target)
+
+
+def remove_tree(folder: Path) -> None:
+    """Remove a folder, also one with folders that nobody may enter. A folder that is not there is fine."""
+    if not folder.is_symlink() and not folder.exists():
+        return
+    if folder.is_symlink() or not folder.is_dir():
+        folder.unlink()
+        return
+    for path, names, _ in os.walk(folder):
+        for name in names:
+            entry = os.path.join(path, name)
+            if not os.path.islink(entry):
+                os.chmod(entry, os.lstat(entry).st_mode | stat.S_IRWXU)
+    shutil.rmtree(folder)
