@@ -106,7 +106,13 @@ class LocalStack:
         chosen = [self._processes[name] for name in names] or list(self._processes.values())
         deadline = time.monotonic() + timeout_seconds
         async with httpx2.AsyncClient(timeout=5.0, trust_env=False) as http:
-            await asyncio.gather(*(self._one_ready(process, http, deadline) for process in chosen))
+            waiting = [asyncio.create_task(self._one_ready(process, http, deadline)) for process in chosen]
+            try:
+                await asyncio.gather(*waiting)
+            finally:
+                for task in waiting:
+                    task.cancel()
+                await asyncio.gather(*waiting, return_exceptions=True)
 
     async def restarted(self, name: str, old_pid: int, *, timeout_seconds: float = READY_SECONDS) -> int:
         """Wait until another process than `old_pid` works as component `name`; returns its pid."""

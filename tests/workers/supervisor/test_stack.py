@@ -1,6 +1,7 @@
 """The supervisor on a real Temporal server and real processes that stand in for the components."""
 
 import asyncio
+import dataclasses
 import json
 import os
 import subprocess
@@ -144,6 +145,7 @@ async def test_a_component_that_cannot_run_is_named_with_its_log(fleet, tmp_path
 async def test_components_end_with_a_supervisor_that_was_killed(tmp_path):
     script = f"""
 import asyncio
+import dataclasses
 from pathlib import Path
 from infra.settings.fleet import Fleet
 from tests.workers.supervisor.test_stack import with_server
@@ -176,3 +178,29 @@ async def test_the_server_knows_our_search_attributes(fleet, tmp_path):
     async with LocalStack(fleet, tmp_path / "run", components=temporal_only) as stack:
         query = " and ".join(f"{name} = 'x'" for name in SEARCH_ATTRIBUTES)
         assert [workflow async for workflow in stack.client.list_workflows(query)] == []
+
+
+async def test_a_fleet_can_use_the_user_s_own_temporal(fleet, tmp_path, monkeypatch):
+    own = fleet.model_copy(update={"temporal": "environment"})
+    async with LocalStack(fleet, tmp_path / "theirs", components=temporal_only) as theirs:
+        monkeypatch.setenv("TEMPORAL_ADDRESS", theirs.manifest.temporal_address)
+        monkeypatch.setenv("TEMPORAL_NAMESPACE", "default")
+        async with LocalStack(own, tmp_path / "run", components=lambda _: []) as stack:
+            assert stack.manifest.temporal_address == theirs.manifest.temporal_address
+            await stack.client.start_workflow("Burst", id="r/burst/y", task_queue="gyre")
+        handle = theirs.client.get_workflow_handle("r/burst/y")
+        assert (await handle.describe()).workflow_type == "Burst", "their server was not stopped with our stack"
+
+
+async def test_a_server_without_our_search_attributes_is_refused_with_the_command_that_adds_them(fleet, tmp_path):
+    def bare(manifest: RunManifest) -> list[ComponentSpec]:
+        spec = temporal_server(manifest)
+        argv = list(spec.argv)
+        while "--search-attribute" in argv:
+            at = argv.index("--search-attribute")
+            del argv[at : at + 2]
+        return [dataclasses.replace(spec, argv=tuple(argv))]
+
+    with pytest.raises(InvalidInput, match=r"temporal operator search-attribute create .*--name Phase --type Keyword"):
+        await LocalStack(fleet, tmp_path / "run", components=bare).__aenter__()
+    assert run_processes(tmp_path / "run") == []

@@ -1,0 +1,54 @@
+from pathlib import Path
+
+from infra.doctor import Verdict, examine
+from infra.doctor.machine import check_cores, check_harness, check_library, check_memory, check_python
+from infra.doctor.packages import TOP_PACKAGES, check_own_packages, lock_differences, pins
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_pins_are_read_with_extras_and_without_comments():
+    lines = ["# a comment", "torch==2.13.0", "pyright[nodejs]==1.1.414", "numpy", ""]
+    assert pins(lines) == {"torch": "2.13.0", "pyright": "1.1.414"}
+
+
+def test_differences_from_the_lock_are_named_but_a_torch_build_is_not_one():
+    here = {"torch": "2.13.0+cpu", "rich": "14.0"}
+    wanted = {"torch": "2.13.0", "rich": "15.0.0", "simpy": "4.1.2"}
+    assert lock_differences(wanted, here.get) == ["rich is 14.0, not 15.0.0", "simpy is missing"]
+
+
+def test_a_foreign_workflows_package_is_a_fault_with_a_fix():
+    def find(name: str) -> str:
+        return "/usr/lib/python3/workflows/__init__.py" if name == "workflows" else str(ROOT / name / "__init__.py")
+
+    finding = check_own_packages(ROOT, find)
+    assert finding.verdict is Verdict.FAIL
+    assert "workflows comes from /usr/lib" in finding.detail
+    assert "PYTHONPATH" in finding.fix
+
+
+def test_our_packages_are_the_ones_imported_here():
+    assert check_own_packages(ROOT).verdict is Verdict.OK
+    assert TOP_PACKAGES[0] == "workflows"
+
+
+def test_what_is_missing_fails_and_what_is_tight_warns():
+    assert check_python((3, 12)).verdict is Verdict.FAIL
+    assert check_library("libnot-there.so.7").fix.startswith("sudo apt-get install")
+    assert check_cores(1).verdict is Verdict.WARN
+    assert check_memory(3 << 30).verdict is Verdict.WARN
+    assert check_memory(13 << 30).verdict is Verdict.OK
+
+
+def test_the_harness_environment_is_looked_for(tmp_path):
+    missing = check_harness(tmp_path)
+    assert (missing.verdict, "make setup" in missing.fix) == (Verdict.FAIL, True)
+    (tmp_path / ".done").touch()
+    assert check_harness(tmp_path).verdict is Verdict.OK
+
+
+def test_every_finding_that_is_not_fine_names_a_command():
+    findings = examine(ROOT)
+    assert len({finding.name for finding in findings}) == len(findings)
+    assert all(bool(finding.fix) == (finding.verdict is not Verdict.OK) for finding in findings)

@@ -1,0 +1,38 @@
+"""Rules of the house that no other tool checks."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("workflows", "activities", "workers", "harness_adapters", "infra")
+LINE_LIMIT = 400
+
+
+def modules() -> list[Path]:
+    return [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
+
+
+def test_there_is_something_to_check():
+    assert len(modules()) > 50
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_module_is_short_and_finished(path: Path):
+    text = path.read_text()
+    assert len(text.splitlines()) <= LINE_LIMIT
+    for unfinished in ("TO" + "DO", "FIX" + "ME", "NotImplemented" + "Error"):
+        assert unfinished not in text
+    assert path.name != "utils.py"
+
+
+def test_every_folder_with_modules_is_a_package():
+    folders = {path.parent for path in modules()}
+    assert [str(folder) for folder in sorted(folders) if not (folder / "__init__.py").exists()] == []
+
+
+def test_no_tracked_file_names_a_path_of_the_machine_it_was_written_on():
+    for needle in (f"{ROOT}/", f"{Path.home()}/"):
+        found = subprocess.run(["git", "grep", "-lF", needle], cwd=ROOT, capture_output=True, text=True, check=False)
+        assert found.stdout == ""

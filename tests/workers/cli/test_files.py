@@ -1,0 +1,98 @@
+import json
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from infra.settings.fleet import Fleet
+from workers.cli.app import main
+from workers.cli.files import fleet_toml
+from workflows.messages.burst import BurstSpec, CampaignSpec
+from workflows.messages.fleet import CellSpec
+
+
+def run(*arguments: str) -> int:
+    """Exit code of a command line."""
+    with pytest.raises(SystemExit) as ended:
+        main(list(arguments))
+    return ended.value.code if isinstance(ended.value.code, int) else 0
+
+
+@pytest.fixture
+def burst_file(tmp_path: Path, capsys) -> Path:
+    run("burst", "example", "--run", "r1", "--name", "b1")
+    path = tmp_path / "burst.json"
+    path.write_text(capsys.readouterr().out)
+    return path
+
+
+def test_the_examples_are_valid(burst_file, capsys):
+    assert BurstSpec.model_validate_json(burst_file.read_text()).name == "b1"
+    assert run("burst", "check", str(burst_file)) == 0
+    assert "8 groups, 64 executions" in capsys.readouterr().out
+    run("campaign", "example", "--name", "c1")
+    assert CampaignSpec.model_validate_json(capsys.readouterr().out).nth(0).name == "c1-000"
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"sampling": {"temperature": 3}}, "sampling.temperature"),
+        ({"stepz": 2}, "stepz"),
+        ({"run": "No Spaces"}, "run"),
+        ({"training": {"clip_low": "wide"}}, "training.clip_low"),
+    ],
+)
+def test_a_wrong_field_is_named(burst_file, capsys, change, named):
+    burst_file.write_text(json.dumps(json.loads(burst_file.read_text()) | change))
+    assert run("burst", "check", str(burst_file)) == 2
+    assert f"{burst_file}: {named}: " in capsys.readouterr().err
+
+
+def test_every_wrong_field_is_named_at_once(burst_file, capsys):
+    burst_file.write_text(json.dumps(json.loads(burst_file.read_text()) | {"steps": 0, "seed": -1}))
+    run("burst", "check", str(burst_file))
+    shown = capsys.readouterr().err
+    assert ": steps: " in shown
+    assert ": seed: " in shown
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null"])
+def test_a_file_that_is_no_object_is_refused_without_a_traceback(burst_file, capsys, text):
+    burst_file.write_text(text)
+    assert run("burst", "check", str(burst_file)) == 2
+    assert capsys.readouterr().err.startswith("error: ")
+
+
+def test_a_missing_file_is_named(tmp_path, capsys):
+    assert run("burst", "check", str(tmp_path / "none.json")) == 2
+    assert "no such file" in capsys.readouterr().err
+
+
+def test_the_schema_describes_the_example(burst_file, capsys):
+    run("burst", "schema")
+    schema = json.loads(capsys.readouterr().out)
+    assert schema["additionalProperties"] is False
+    assert set(json.loads(burst_file.read_text())) == set(schema["properties"])
+
+
+def test_the_fleet_example_is_the_default_fleet(tmp_path, capsys):
+    run("fleet", "example")
+    text = capsys.readouterr().out
+    assert Fleet.model_validate(tomllib.loads(text)) == Fleet()
+    (tmp_path / "fleet.toml").write_text(text)
+    assert run("fleet", "check", str(tmp_path / "fleet.toml")) == 0
+
+
+def test_any_fleet_survives_being_written_as_a_file():
+    fleet = Fleet(
+        run="x", cells=(CellSpec(index=0, engine="paced", slots=3),), kv_handoff=False, task_sets={'a "b".c': "d\\e"}
+    )
+    assert Fleet.model_validate(tomllib.loads(fleet_toml(fleet))) == fleet
+
+
+def test_a_wrong_fleet_file_names_its_field(tmp_path, capsys):
+    path = tmp_path / "fleet.toml"
+    path.write_text("[[cells]]\nindex = 0\nslots = 0\n")
+    assert run("fleet", "check", str(path)) == 2
+    assert "cells.0.slots" in capsys.readouterr().err

@@ -1,0 +1,71 @@
+"""The command line. Each subcommand's module is imported only when it runs, so that `gyre --help` stays quick.
+
+A module ``workers/cli/bench_<name>.py`` with a function `bench` becomes ``gyre bench <name>``.
+"""
+
+import pkgutil
+import sys
+import tomllib
+from pathlib import Path
+
+from cyclopts import App, Parameter
+from rich.console import Console
+from rich.markup import escape
+
+import workers.cli
+from workflows.messages.errors import GyreError, InvalidInput
+
+USAGE_ERROR, FAILURE, INTERRUPTED = 2, 1, 130
+
+
+def build() -> App:
+    """The application with all its commands."""
+    description = "Elastic reinforcement learning for agents whose single run lasts hours."
+    app = App(name="gyre", help=description, version=_version, default_parameter=Parameter(negative=()))
+    app.command("workers.cli.up:up", name="up", help="Start and watch a local stack until Ctrl-C.")
+    app.command("workers.cli.doctor:doctor", name="doctor", help="Check this machine; each finding names its fix.")
+    app.command("workers.cli.status:status", name="status", help="Where a run stands.")
+    app.command("workers.cli.ledger:ledger", name="ledger", help="Scheduling decisions and refusals, with reasons.")
+    app.command("workers.cli.audit:audit", name="audit", help="Re-check a recorded run against the invariants.")
+    app.command("workers.cli.demo:demo", name="demo", help="The whole loop for real on this machine, with a report.")
+
+    burst = App(name="burst", help="Burst files.")
+    burst.command("workers.cli.files:burst_example", name="example", help="Print a valid burst file.")
+    burst.command("workers.cli.files:burst_schema", name="schema", help="Print the JSON schema of burst files.")
+    burst.command("workers.cli.files:burst_check", name="check", help="Check a burst file; wrong fields are named.")
+    app.command(burst)
+
+    campaign = App(name="campaign", help="Campaign files.")
+    campaign.command("workers.cli.files:campaign_example", name="example", help="Print a valid campaign file.")
+    campaign.command("workers.cli.files:campaign_schema", name="schema", help="Print the JSON schema.")
+    campaign.command("workers.cli.files:campaign_check", name="check", help="Check a campaign file.")
+    app.command(campaign)
+
+    fleet = App(name="fleet", help="Fleet files.")
+    fleet.command("workers.cli.files:fleet_example", name="example", help="Print the default fleet file.")
+    fleet.command("workers.cli.files:fleet_check", name="check", help="Check a fleet file; wrong fields are named.")
+    app.command(fleet)
+
+    bench = App(name="bench", help="Measurements.")
+    for module in pkgutil.iter_modules(workers.cli.__path__):
+        if module.name.startswith("bench_"):
+            name = module.name.removeprefix("bench_").replace("_", "-")
+            bench.command(f"workers.cli.{module.name}:bench", name=name)
+    app.command(bench)
+    return app
+
+
+def _version() -> str:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    return f"{project['name']} {project['version']}"
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line; exits with 2 for wrong input, 1 for any other failure we understand."""
+    try:
+        build()(arguments)
+    except GyreError as error:
+        Console(stderr=True).print(f"[red]error:[/] {escape(str(error))}", soft_wrap=True, highlight=False)
+        sys.exit(USAGE_ERROR if isinstance(error, InvalidInput) else FAILURE)
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)

@@ -1,0 +1,100 @@
+"""The files people write: examples, JSON schemas, and a check that names every wrong field."""
+
+import json
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from infra.settings.fleet import Fleet, load_fleet
+from workflows.messages.burst import BurstSpec, CampaignSpec
+from workflows.messages.errors import InvalidSpec
+
+Spec = TypeVar("Spec", bound=BaseModel)
+
+EXAMPLE_TASKS = "demo"
+"""Task set that the examples name."""
+
+
+def parse(model: type[Spec], path: Path) -> Spec:
+    """Read a JSON file. Raises InvalidSpec naming each wrong field, one a line."""
+    try:
+        return model.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        raise InvalidSpec(f"no such file: {path}") from None
+    except ValidationError as error:
+        raise InvalidSpec("\n       ".join(f"{path}: {_explain(problem)}" for problem in error.errors())) from None
+
+
+def burst_example(*, run: str = "local", name: str = "first", tasks: str = EXAMPLE_TASKS) -> None:
+    """Print a valid burst file with every setting and its default."""
+    print(BurstSpec(run=run, name=name, tasks=tasks).model_dump_json(indent=2))
+
+
+def burst_schema() -> None:
+    print(json.dumps(BurstSpec.model_json_schema(), indent=2))
+
+
+def burst_check(file: Path, /) -> None:
+    spec = parse(BurstSpec, file)
+    executions = spec.quota * spec.executions_per_group
+    print(f"{file}: ok; burst {spec.name} of run {spec.run}: up to {spec.quota} groups, {executions} executions")
+
+
+def campaign_example(*, run: str = "local", name: str = "campaign", tasks: str = EXAMPLE_TASKS) -> None:
+    """Print a valid campaign file with every setting and its default."""
+    burst = BurstSpec(run=run, name=name, tasks=tasks)
+    print(CampaignSpec(run=run, name=name, bursts=6, burst=burst).model_dump_json(indent=2))
+
+
+def campaign_schema() -> None:
+    print(json.dumps(CampaignSpec.model_json_schema(), indent=2))
+
+
+def campaign_check(file: Path, /) -> None:
+    spec = parse(CampaignSpec, file)
+    print(f"{file}: ok; campaign {spec.name} of run {spec.run}: {spec.bursts} bursts")
+
+
+def fleet_example() -> None:
+    """Print the default fleet as a fleet file."""
+    print("# OpenGyre fleet: what `gyre up --fleet FILE` starts. Every line is optional; these are the defaults.")
+    print(fleet_toml(Fleet()), end="")
+
+
+def fleet_check(file: Path, /) -> None:
+    fleet = load_fleet(file)
+    print(f"{file}: ok; run {fleet.run}, {len(fleet.cells)} cells")
+
+
+def fleet_toml(fleet: Fleet) -> str:
+    """`fleet` as TOML, with each field's description beside it."""
+    values, tables = [], []
+    for name, value in fleet:
+        if name == "cells":
+            tables += [f"\n[[cells]]\n{_toml_table(cell)}" for cell in value]
+        elif isinstance(value, BaseModel):
+            tables.append(f"\n[{name}]\n{_toml_table(value)}")
+        elif isinstance(value, dict):
+            lines = "".join(f"{json.dumps(key)} = {json.dumps(item)}\n" for key, item in value.items())
+            tables.append(f"\n[{name}]\n{lines}")
+        else:
+            values.append(_toml_line(fleet, name))
+    return "".join(values + tables)
+
+
+def _toml_table(model: BaseModel) -> str:
+    return "".join(_toml_line(model, name) for name in type(model).model_fields)
+
+
+def _toml_line(model: BaseModel, name: str) -> str:
+    note = type(model).model_fields[name].description
+    return f"{name} = {json.dumps(getattr(model, name))}{f'  # {note}' if note else ''}\n"
+
+
+def _explain(problem: ErrorDetails) -> str:
+    field = ".".join(str(part) for part in problem["loc"])
+    given = problem["input"]
+    shown = f" (got {given!r:.80})" if isinstance(given, str | int | float | bool | None) else ""
+    return f"{field or 'file'}: {problem['msg']}{shown}"

@@ -1,0 +1,27 @@
+"""Which run a command means: a folder, a run's name, or, without either, the one last started."""
+
+from pathlib import Path
+
+from infra.settings.run import RunManifest, load_run
+from workers.supervisor.run_folder import CHECKOUT
+from workflows.messages.errors import InvalidInput
+
+RUNS = Path("var") / "runs"
+
+
+def run_folder(run: str) -> Path:
+    """Where the run of this name is kept."""
+    return CHECKOUT / RUNS / run
+
+
+def find_run(which: str | Path | None = None) -> RunManifest:
+    """The manifest of a run. Raises InvalidInput when there is no such run."""
+    if which is None:
+        manifests = sorted((CHECKOUT / RUNS).glob("*/run.json"), key=lambda path: path.stat().st_mtime)
+        if not manifests:
+            raise InvalidInput("no run was started here yet; `gyre up` starts one", field="--run-dir")
+        return load_run(manifests[-1].parent)
+    for folder in (Path(which), run_folder(str(which))):
+        if (folder / "run.json").exists():
+            return load_run(folder)
+    raise InvalidInput(f"{which} is neither a run folder nor the name of a run in {RUNS}", field="--run-dir")
