@@ -1,0 +1,136 @@
+"""The ledger and the role changes: counters over time, and every move of the waterlevel policy (invariants 1 and 2)."""
+
+from bisect import bisect_left, bisect_right
+from collections import Counter
+from itertools import pairwise
+from typing import Any
+
+from sqlalchemy import Engine, Row, select
+
+from infra.audit.executions import ExecutionFact
+from infra.audit.reader import stream
+from infra.audit.report import Findings
+from infra.audit.timelines import SKEW_SECONDS, Timelines
+from infra.records import schema
+
+_COUNTERS = ("dispatched", "launched", "finished")
+_INELIGIBLE = ("parked", "lost", "starting")
+_SWEPT = ("terminated", "cancelled")
+
+
+class RunningExecutions:
+    """How many executions were surely running at a moment: prepared before it and closed after it.
+
+    Terminated and cancelled ones are left out: the Scheduler may count them before their rows are closed.
+    """
+
+    def __init__(self, executions: dict[str, ExecutionFact]) -> None:
+        spans = [
+            (fact.prepared_at, fact.closed_at)
+            for fact in executions.values()
+            if fact.prepared_at is not None and fact.closed_at is not None and fact.end_reason not in _SWEPT
+        ]
+        self._starts = sorted(start for start, _ in spans)
+        self._ends = sorted(end for _, end in spans)
+
+    def at(self, moment: float) -> int:
+        begun = bisect_left(self._starts, moment - SKEW_SECONDS)
+        over = bisect_right(self._ends, moment + SKEW_SECONDS)
+        return max(0, begun - over)
+
+
+def check_ledger(
+    engine: Engine,
+    findings: Findings,
+    executions: dict[str, ExecutionFact],
+    timelines: Timelines,
+    *,
+    at_rest: bool,
+) -> None:
+    """Check counters and moves, and report the counts and the largest w - (C_R - C_e) of all moves."""
+    running = RunningExecutions(executions)
+    counters: list[tuple[float, tuple[int, ...]]] = []
+    margins: list[int] = []
+    moves: Counter[int] = Counter()
+    for row in stream(engine, select(schema.ledger).order_by(schema.ledger.c.entry)):
+        state = row.state or {}
+        if all(isinstance(state.get(name), int) for name in _COUNTERS):
+            counters.append((state.get("now", row.at), tuple(state[name] for name in _COUNTERS)))
+        if row.kind == "move":
+            moves[row.cell] += 1
+            try:
+                margins.append(_check_move(findings, row, state, running, timelines))
+            except (KeyError, TypeError, IndexError) as error:
+                findings.add("state-unreadable", f"ledger {row.entry}", f"{type(error).__name__} {error}")
+    _check_counters(findings, sorted(counters), executions, at_rest=at_rest)
+    _check_leaving(findings, timelines, moves)
+    findings.figures |= {"moves": moves.total(), "max_w_minus_capacity": max(margins, default=None)}
+
+
+def _check_move(
+    findings: Findings, row: Row, state: dict[str, Any], running: RunningExecutions, timelines: Timelines
+) -> int:
+    subject, moment = f"ledger {row.entry}", state["now"]
+    cells = {cell["index"]: cell for cell in state["cells"]}
+    mover = cells[row.cell]
+    waterlevel = state["dispatched"] - state["finished"]
+    serving = [cell for cell in cells.values() if cell["serving"]]
+    left = state["standalone_slots"] + sum(cell["slots"] for cell in serving) - mover["slots"]
+    detail = f"cell {row.cell}, w {waterlevel}, C_R - C_e {left}"
+    findings.expect(waterlevel <= left, "move-over-capacity", subject, detail)
+    really = running.at(moment)
+    findings.expect(waterlevel >= really, "waterlevel-below-running", subject, f"w {waterlevel}, {really} running")
+    for cell in serving:
+        timeline = timelines.cells.get(cell["index"])
+        absent = timeline is not None and any(interval.holds(moment) for interval in timeline.away)
+        findings.expect(not absent, "capacity-counts-absent-cell", subject, f"cell {cell['index']}")
+    there = mover["role"] == "rollout" and mover["serving"] and mover["trains"] and not state["move_under_way"]
+    detail = f"cell {row.cell} is {mover['role']}, serving {mover['serving']}, under way {state['move_under_way']}"
+    findings.expect(there, "move-of-absent-cell", subject, detail)
+    for index, cell in cells.items():
+        eligible = cell["trains"] and cell["role"] not in _INELIGIBLE
+        if index < row.cell and eligible and cell["role"] != "training":
+            findings.add("move-breaks-prefix", subject, f"cell {row.cell} before cell {index} ({cell['role']})")
+    return waterlevel - left
+
+
+def _check_counters(
+    findings: Findings,
+    counters: list[tuple[float, tuple[int, ...]]],
+    executions: dict[str, ExecutionFact],
+    *,
+    at_rest: bool,
+) -> None:
+    for moment, (dispatched, launched, finished) in counters:
+        detail = f"dispatched {dispatched}, launched {launched}, finished {finished}"
+        ordered = 0 <= finished <= launched <= dispatched
+        findings.expect(ordered, "counts-out-of-order", f"ledger at {moment:.3f}", detail)
+    for (_, before), (moment, after) in pairwise(counters):
+        backwards = any(late < early for early, late in zip(before, after, strict=True))
+        findings.expect(not backwards, "counter-went-back", f"ledger at {moment:.3f}", f"{before} then {after}")
+    most = [max((values[index] for _, values in counters), default=0) for index in range(3)]
+    closed = sum(fact.closed_at is not None for fact in executions.values())
+    unrecorded = findings.figures.get("unrecorded_executions", 0)
+    dispatched = max(most[0], len(executions) + unrecorded)
+    # Executions cancelled while queued leave no row, so a cancelled burst cannot be held to these two.
+    if not any(fact.end_reason == "cancelled" for fact in executions.values()):
+        detail = f"{most[2]} counted, {len(executions)} recorded, {unrecorded} known from groups alone"
+        exist = most[2] <= len(executions) + unrecorded
+        findings.expect(exist, "finished-exceeds-executions", "run", detail)
+        detail = f"{dispatched} dispatched, {closed} closed, {unrecorded} known from groups alone"
+        lost = at_rest and closed + unrecorded < dispatched
+        findings.expect(not lost, "execution-lost", "run", detail)
+    counts = {"dispatched": dispatched, "launched": max(most[1], len(executions)), "finished": closed}
+    findings.figures["counts"] = counts
+
+
+def _check_leaving(findings: Findings, timelines: Timelines, moves: Counter[int]) -> None:
+    leaving = [(interval, cell) for cell, timeline in timelines.cells.items() for interval in timeline.leaving]
+    for cell, timeline in timelines.cells.items():
+        detail = f"{len(timeline.leaving)} departures, {moves[cell]} moves in the ledger"
+        findings.expect(len(timeline.leaving) <= moves[cell], "transition-without-move", f"cell {cell}", detail)
+    leaving.sort(key=lambda item: item[0].start)
+    for (first, one), (second, other) in pairwise(leaving):
+        detail = f"cell {other} started {first.end - second.start:.3f} s before cell {one} had ended"
+        overlap = second.start < first.end - SKEW_SECONDS
+        findings.expect(not overlap, "transitions-overlap", f"cells {one} and {other}", detail)

@@ -1,0 +1,32 @@
+"""Group statistics by the audit's own hand: float64, over valid executions only."""
+
+from collections.abc import Mapping, Sequence
+from math import isfinite
+from statistics import fmean, stdev
+from typing import Any
+
+EPSILON = 1e-6
+"""Added to the standard deviation; also the range below which rewards count as equal."""
+
+
+def is_valid(member: Mapping[str, Any]) -> bool:
+    """Whether a group member enters statistics: scored, with a finite reward, and not left out."""
+    reward = member["reward"]
+    return member["outcome"] == "scored" and not member["left_out"] and reward is not None and isfinite(reward)
+
+
+def has_spread(rewards: Sequence[float]) -> bool:
+    """At least two rewards that are not all equal."""
+    return len(rewards) >= 2 and max(rewards) - min(rewards) > EPSILON * max(1.0, *map(abs, rewards))
+
+
+def advantages(rewards: Mapping[str, float], method: str) -> dict[str, float]:
+    """Advantage of every execution. `method`: grpo (std with ddof = 1), dr_grpo, or rloo (leave one out)."""
+    mean = fmean(rewards.values())
+    if method == "dr_grpo":
+        return {name: reward - mean for name, reward in rewards.items()}
+    if method == "rloo":
+        total, others = sum(rewards.values()), len(rewards) - 1
+        return {name: reward - (total - reward) / others for name, reward in rewards.items()}
+    scale = stdev(rewards.values(), mean) + EPSILON
+    return {name: (reward - mean) / scale for name, reward in rewards.items()}

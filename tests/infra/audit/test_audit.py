@@ -1,0 +1,198 @@
+"""The audit of a sound run, what its figures count, and how it reads damaged input."""
+
+from io import StringIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from infra.audit import AuditReport, audit_records, audit_run
+from infra.audit.histories import CallHistory, RecordedCall
+from infra.audit.payloads import read_payload
+from infra.audit.render import render_report
+from infra.audit.report import KEPT_PER_CODE
+from infra.audit.rewards import advantages, has_spread
+from infra.audit.targets import target_digests
+from infra.micro_steps import decode
+from infra.records import schema
+from tests.infra.audit.faults import VICTIM, same_execution_in_two_batches, satellite_trained_old_weights
+from tests.infra.audit.synthetic import SyntheticRun, batch_id, execution_id
+from workflows.messages.errors import InvalidInput
+
+
+def text_of(report: AuditReport) -> str:
+    console = Console(width=200, file=StringIO())
+    with console.capture() as shown:
+        console.print(render_report(report))
+    return shown.get()
+
+
+def test_a_sound_run_has_no_findings(sound_folder: Path) -> None:
+    report = audit_run(sound_folder, at_rest=True)
+    assert report.ok
+    assert report.findings == ()
+    assert report.run == "synthetic"
+    assert report.figures == {
+        "counts": {"dispatched": 24, "launched": 24, "finished": 24},
+        "unrecorded_executions": 0,
+        "calls": 72,
+        "output_tokens": 216,
+        "segments": 74,
+        "groups": 8,
+        "batches": 4,
+        "updates": 3,
+        "micro_steps": 13,
+        "claims": 16,
+        "target_tokens": 117,
+        "targets_trained_twice": 0,
+        "version_mismatches": 0,
+        "moves": 4,
+        "max_w_minus_capacity": -4,
+        "satellite_joins": 3,
+        "transitions": {"boot": 3, "to_training": 4, "to_rollout": 4, "publish": 2},
+        "requests_moved": 2,
+        "kv_tokens_reused": 12,
+        "kv_tokens_recomputed": 0,
+    }
+
+
+def test_report_survives_json(sound_folder: Path) -> None:
+    report = audit_run(sound_folder, at_rest=True)
+    assert AuditReport.model_validate_json(report.model_dump_json()) == report
+
+
+def test_synthetic_payloads_are_what_the_product_reads(recorded: SyntheticRun) -> None:
+    blob = recorded.store.read(recorded.row(schema.micro_steps, batch=batch_id("first", 0))["uri"])
+    theirs, ours = decode(blob), read_payload(blob)
+    assert theirs.path_spans() == tuple((path.start, path.end) for path in ours.paths)
+    assert np.array_equal(theirs.weights, ours.weights)
+
+
+def test_figures_count_every_token_trained_twice(recorded: SyntheticRun) -> None:
+    same_execution_in_two_batches(recorded)
+    report = audit_records(recorded.engine, recorded.store)
+    assert report.figures["targets_trained_twice"] == 9
+
+
+def test_figures_count_version_mismatches(recorded: SyntheticRun) -> None:
+    satellite_trained_old_weights(recorded)
+    assert audit_records(recorded.engine, recorded.store).figures["version_mismatches"] == 1
+
+
+def test_a_run_that_goes_on_may_have_open_executions(recorded: SyntheticRun) -> None:
+    recorded.add(
+        schema.executions,
+        recorded.row(schema.executions, execution=VICTIM)
+        | {
+            "execution": execution_id("third", 0, 0),
+            "burst": "third",
+            "closed_at": None,
+            "outcome": None,
+            "reward": None,
+        },
+    )
+    assert audit_records(recorded.engine, recorded.store).ok
+    assert audit_records(recorded.engine, recorded.store, at_rest=True).found == {
+        "execution-not-closed": 1,
+        "execution-lost": 1,
+    }
+
+
+def test_an_open_batch_has_consumed_nothing(recorded: SyntheticRun) -> None:
+    """A batch given up without a commit leaves its groups to a later one."""
+    abandoned = recorded.row(schema.batches, batch=batch_id("first", 0))
+    recorded.add(schema.batches, abandoned | {"batch": "synthetic/batch/given-up/0", "committed_at": None})
+    assert audit_records(recorded.engine, recorded.store, at_rest=True).ok
+
+
+def test_an_empty_database_has_nothing_wrong(tmp_path: Path) -> None:
+    run = SyntheticRun.open(tmp_path)
+    report = audit_records(run.engine, run.store, at_rest=True)
+    run.engine.dispose()
+    assert report.ok
+    assert report.figures["max_w_minus_capacity"] is None
+
+
+def test_no_run_is_named_as_such(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="no run is recorded"):
+        audit_run(tmp_path)
+
+
+def test_other_advantages_are_told_apart(sound_folder: Path) -> None:
+    assert "weight-differs" in audit_run(sound_folder, advantage="dr_grpo").codes()
+
+
+def test_findings_are_bounded_but_counted(recorded: SyntheticRun) -> None:
+    with recorded.engine.begin() as connection:
+        connection.execute(schema.segments.update().values(version=99))
+    report = audit_records(recorded.engine, recorded.store)
+    assert report.found["unpublished-version"] == 74
+    assert sum(finding.code == "unpublished-version" for finding in report.findings) == KEPT_PER_CODE
+
+
+def test_report_is_shown_with_verdict_and_codes(recorded: SyntheticRun) -> None:
+    assert "every invariant holds" in text_of(audit_records(recorded.engine, recorded.store, run="synthetic"))
+    same_execution_in_two_batches(recorded)
+    shown = text_of(audit_records(recorded.engine, recorded.store, run="synthetic"))
+    assert "target-trained-twice" in shown
+    assert "run synthetic:" in shown
+
+
+@given(st.lists(st.integers(0, 8), min_size=2, max_size=8).filter(lambda eighths: len(set(eighths)) > 1))
+def test_advantages_have_no_mean_and_keep_the_order_of_rewards(eighths: list[int]) -> None:
+    named = {str(index): value / 8 for index, value in enumerate(eighths)}
+    assert has_spread(list(named.values()))
+    for method in ("grpo", "dr_grpo", "rloo"):
+        own = advantages(named, method)
+        assert abs(sum(own.values())) < 1e-6
+        assert sorted(own, key=own.__getitem__) == sorted(named, key=named.__getitem__)
+
+
+@given(
+    st.lists(st.integers(0, 3), min_size=1, max_size=30),
+    st.lists(st.integers(0, 3), min_size=1, max_size=30),
+    st.data(),
+)
+def test_digests_are_equal_exactly_for_equal_prefixes(one: list[int], other: list[int], data: st.DataObject) -> None:
+    masks = [np.array(data.draw(st.lists(st.booleans(), min_size=len(ids), max_size=len(ids)))) for ids in (one, other)]
+    found = [target_digests(np.array(ids, dtype=np.int32), mask) for ids, mask in zip((one, other), masks, strict=True)]
+    places = [np.flatnonzero(mask).tolist() for mask in masks]
+    for place, digest in zip(places[0], found[0], strict=True):
+        for other_place, other_digest in zip(places[1], found[1], strict=True):
+            assert (digest == other_digest) == (one[: place + 1] == other[: other_place + 1])
+
+
+@given(st.data())
+def test_full_ids_are_rebuilt_through_any_chain_of_parents(data: st.DataObject) -> None:
+    calls: dict[str, RecordedCall] = {}
+    wholes: dict[str, list[int]] = {}
+    tokens = st.lists(st.integers(0, 9), max_size=6)
+    for number in range(data.draw(st.integers(1, 8))):
+        parent = data.draw(st.sampled_from([None, *wholes]))
+        shared = data.draw(st.integers(0, len(wholes[parent]))) if parent else 0
+        tail, output = data.draw(tokens), data.draw(tokens)
+        name = str(number)
+        wholes[name] = (wholes[parent][:shared] if parent else []) + tail + output
+        calls[name] = RecordedCall(
+            call=name,
+            sequence=number,
+            state="finished",
+            parent=parent,
+            shared=shared,
+            tail=np.array(tail, dtype=np.int32),
+            prompt_tokens=shared + len(tail),
+            has_output=True,
+            output=np.array(output, dtype=np.int32),
+            logprobs=np.zeros(len(output), dtype=np.float32),
+            output_tokens=len(output),
+            spans=(),
+            imposed={},
+        )
+    history = CallHistory("e", calls)
+    for name, whole in wholes.items():
+        full = history.full_ids(name)
+        assert full is not None
+        assert full.tolist() == whole
