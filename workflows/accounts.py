@@ -4,6 +4,7 @@ Invariants: 0 <= finished <= launched <= dispatched at every moment; an executio
 is complete when all its executions are closed.
 """
 
+import hashlib
 from collections.abc import Sequence
 
 from pydantic import Field
@@ -11,8 +12,16 @@ from pydantic import Field
 from workflows.messages import ids
 from workflows.messages.base import Message
 from workflows.messages.burst import BurstSpec, Purpose
-from workflows.messages.execution import ExecutionClosed, ExecutionSpec, Outcome
-from workflows.messages.group import AdmittedGroup
+from workflows.messages.control import ExecutionFate
+from workflows.messages.execution import (
+    Evaluation,
+    ExecutionClosed,
+    ExecutionSpec,
+    FinishExecution,
+    HarnessRun,
+    Outcome,
+)
+from workflows.messages.group import AdmitGroup, AdmittedGroup
 
 
 class OpenGroup(Message):
@@ -66,6 +75,8 @@ class Accounts:
 
     def dispatch(self, spec: BurstSpec, tasks: Sequence[str], version: int) -> int:
         """Queue one group per task; counted at once. Returns the number of executions."""
+        busy = {group.burst for group in self.groups.values()}
+        self.bursts = {name: known for name, known in self.bursts.items() if name in busy}
         self.bursts[spec.name] = spec
         first = self.next_group.get(spec.name, 0)
         for offset, task in enumerate(tasks):
@@ -92,7 +103,11 @@ class Accounts:
         return taken
 
     def spec_of(self, burst: str, group: int, member: int) -> ExecutionSpec:
-        """The start of one execution. Its seed depends on the burst's seed and its place, so it is reproducible."""
+        """The start of one execution.
+
+        Its seed follows from the burst's seed and the execution's place; that of an evaluation not from the burst's
+        name, so that two evaluations of the same tasks sample with the same seeds.
+        """
         spec = self.bursts[burst]
         known = self.groups[ids.group_id(burst, group)]
         return ExecutionSpec(
@@ -102,7 +117,7 @@ class Accounts:
             member=member,
             purpose=spec.purpose,
             task=known.task,
-            seed=spec.seed,
+            seed=_seed(spec, group, member),
             dispatch_version=known.dispatch_version,
             sampling=spec.sampling,
             harness=spec.harness,
@@ -132,7 +147,7 @@ class Accounts:
         return True
 
     def cancel_queued(self, burst: str) -> int:
-        """Close what this burst still has in the queue as cancelled: launched and finished at once. Returns how many."""
+        """Close what this burst still has queued as cancelled: launched and finished at once. Returns how many."""
         cancelled = 0
         for name in [name for name in self.queue if self.groups[name].burst == burst]:
             self.queue.remove(name)
@@ -143,6 +158,29 @@ class Accounts:
                 cancelled += 1
                 self._close_member(burst, group.group, member, Outcome.NO_ARTIFACT, None)
         return cancelled
+
+    def finish_of(self, fate: ExecutionFate) -> FinishExecution:
+        """How to end an execution whose workflow is gone without a report."""
+        burst, group, member = _place(fate.execution)
+        return FinishExecution(
+            spec=self.spec_of(burst, group, member),
+            run=HarnessRun(end=fate.end, detail=f"workflow {fate.status}"),
+            evaluation=Evaluation(outcome=fate.outcome, reward=fate.reward),
+        )
+
+    def closed_of(self, fate: ExecutionFate) -> ExecutionClosed:
+        """The report that such an execution never made."""
+        burst, group, member = _place(fate.execution)
+        return ExecutionClosed(
+            execution=fate.execution,
+            burst=burst,
+            group=group,
+            member=member,
+            end=fate.end,
+            outcome=fate.outcome,
+            reward=fate.reward,
+            target_tokens=fate.target_tokens,
+        )
 
     def _close_member(self, burst: str, number: int, member: int, outcome: Outcome, reward: float | None) -> None:
         group = self.groups[ids.group_id(burst, number)]
@@ -167,16 +205,25 @@ class Accounts:
         if keep:
             self.ready.append(group)
 
-    def drop(self, name: str) -> None:
-        """Forget a group that will never be admitted (its burst was cancelled)."""
-        self.groups.pop(name, None)
-        self.complete = [other for other in self.complete if other != name]
-
     def consume(self, names: Sequence[str]) -> None:
         """These groups went into an update (or were abandoned)."""
         gone = set(names)
         self.ready = [group for group in self.ready if ids.group_id(group.burst, group.group) not in gone]
         self.assigned -= gone
+
+    def admission_of(self, name: str, version: int) -> AdmitGroup:
+        """What to ask for a complete group's admission, at the published `version`."""
+        group = self.groups[name]
+        spec = self.bursts[group.burst]
+        members = range(spec.executions_per_group)
+        return AdmitGroup(
+            run=self.run,
+            burst=group.burst,
+            group=group.group,
+            executions=tuple(ids.execution_id(self.run, group.burst, group.group, member) for member in members),
+            training=spec.training,
+            version=version,
+        )
 
     @property
     def ready_unassigned(self) -> int:
@@ -194,10 +241,12 @@ class Accounts:
         closed = sum(len(group.closed) for group in groups)
         return closed, len(rewards), sum(rewards) / len(rewards) if rewards else None
 
-    def forget_burst(self, burst: str) -> None:
-        """Nothing of this burst is open any more."""
-        for name in [group.name for group in self.groups.values() if group.burst == burst]:
-            self.drop(name)
+    def abandon_burst(self, burst: str) -> None:
+        """Nothing of this burst runs any more and nothing of it will be trained: forget it."""
+        gone = {group.name for group in self.groups.values() if group.burst == burst}
+        self.consume([ids.group_id(group.burst, group.group) for group in self.ready if group.burst == burst])
+        self.groups = {name: group for name, group in self.groups.items() if name not in gone}
+        self.complete = [name for name in self.complete if name not in gone]
         self.bursts.pop(burst, None)
 
     def carry(self) -> AccountsState:
@@ -214,3 +263,15 @@ class Accounts:
             ready=tuple(self.ready),
             assigned=tuple(sorted(self.assigned)),
         )
+
+
+def _place(execution: str) -> tuple[str, int, int]:
+    """(burst, group, member) of an execution id."""
+    _, burst, group, member = execution.rsplit("/", 3)
+    return burst, int(group), int(member)
+
+
+def _seed(spec: BurstSpec, group: int, member: int) -> int:
+    scope = "evaluation" if spec.purpose is Purpose.EVALUATE else spec.name
+    digest = hashlib.sha256(f"{spec.seed}/{scope}/{group}/{member}".encode()).digest()
+    return int.from_bytes(digest[:4], "big") >> 1

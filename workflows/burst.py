@@ -19,6 +19,7 @@ from workflows.messages.scheduling import (
     BurstDrained,
     BurstOpened,
     BurstPublished,
+    BurstRefused,
     CancelBurst,
     EndBurst,
     EvaluationDone,
@@ -40,12 +41,18 @@ class Burst:
         self.opened: BurstOpened | None = None
         self.evaluated: EvaluationDone | None = None
         self.published: BurstPublished | None = None
+        self.refused: BurstRefused | None = None
         self.drained = False
 
     @workflow.signal
     def burst_opened(self, opened: BurstOpened) -> None:
         """The Scheduler has dispatched this burst's top-up."""
         self.opened = opened
+
+    @workflow.signal
+    def burst_refused(self, refused: BurstRefused) -> None:
+        """The Scheduler cannot dispatch this burst: its tasks are wrong."""
+        self.refused = refused
 
     @workflow.signal
     def evaluation_done(self, done: EvaluationDone) -> None:
@@ -83,11 +90,11 @@ class Burst:
             raise
 
     async def _evaluate(self) -> BurstReport:
-        await workflow.wait_condition(lambda: self.opened is not None)
+        opened = await self._turn()
         upsert(PHASE.value_set("EVALUATE"))
         await workflow.wait_condition(lambda: self.evaluated is not None)
-        opened, done = self.opened, self.evaluated
-        if opened is None or done is None:
+        done = self.evaluated
+        if done is None:
             raise ApplicationError("evaluation ended without an answer", type="NoAnswer", non_retryable=True)
         return BurstReport(
             run=self.spec.run,
@@ -100,10 +107,7 @@ class Burst:
         )
 
     async def _train(self) -> BurstReport:
-        await workflow.wait_condition(lambda: self.opened is not None)
-        opened = self.opened
-        if opened is None:
-            raise ApplicationError("burst opened without an answer", type="NoAnswer", non_retryable=True)
+        opened = await self._turn()
         upsert(PHASE.value_set("TRAIN"))
         weights, reports = opened.weights, list[StepReport]()
         # B = 0 is a burst of nothing: it closes at once, without a step.
@@ -124,6 +128,14 @@ class Burst:
             executions_valid=sum(report.executions_valid for report in reports),
             mean_reward=sum(rewards) / len(rewards) if rewards else None,
         )
+
+    async def _turn(self) -> BurstOpened:
+        """Wait until it is this burst's turn and its groups are dispatched."""
+        await workflow.wait_condition(lambda: self.opened is not None or self.refused is not None)
+        if self.opened is None:
+            reason = self.refused.reason if self.refused else "no answer"
+            raise ApplicationError(reason, type="InvalidSpec", non_retryable=True)
+        return self.opened
 
     async def _step(self, step: int, weights: Weights, opened: BurstOpened) -> tuple[StepReport, Weights]:
         batch = ids.batch_id(self.spec.run, self.spec.name, step)

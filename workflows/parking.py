@@ -40,6 +40,7 @@ class StepAborted(Exception):
 class _Blocked:
     step: str
     reason: str
+    phase_before: str
     resolution: Resolution | None = None
 
 
@@ -84,27 +85,28 @@ def call(
 class Parking:
     """Mixin of every workflow that runs steps: parks on a failure for good, resumes by update."""
 
-    _blocked: _Blocked | None = None
+    _blocked: tuple[_Blocked, ...] = ()
     _phase: str = ""
 
     @workflow.update
     async def resolve_step(self, resolution: Resolution) -> str:
-        """Decide about the step that failed for good: retry it, skip it, or abort the workflow's present job."""
-        blocked = cast("_Blocked", self._blocked)
+        """Decide about the (oldest) step that failed for good: retry it, skip it, or abort the job it belongs to."""
+        blocked = self._undecided()[0]
         blocked.resolution = resolution
         return f"{blocked.step}: {resolution.value}"
 
     @resolve_step.validator
     def _check_resolution(self, resolution: Resolution) -> None:
-        if self._blocked is None:
+        if not self._undecided():
             raise ApplicationError("no step is blocked here", type="NothingBlocked", non_retryable=True)
-        if self._blocked.resolution is not None:
-            raise ApplicationError("already resolved", type="AlreadyResolved", non_retryable=True)
 
     @workflow.query
-    def blocked_step(self) -> str:
-        """The step that waits for `resolve_step` and why, or an empty string."""
-        return f"{self._blocked.step}: {self._blocked.reason}" if self._blocked else ""
+    def blocked_steps(self) -> list[str]:
+        """The steps that wait for `resolve_step` and why, oldest first."""
+        return [f"{blocked.step}: {blocked.reason}" for blocked in self._blocked]
+
+    def _undecided(self) -> list[_Blocked]:
+        return [blocked for blocked in self._blocked if blocked.resolution is None]
 
     def enter_phase(self, phase: str) -> None:
         """Show a phase in the web UI; upserted only when it changes."""
@@ -141,19 +143,28 @@ class Parking:
 
     async def park(self, step: str, reason: str, interrupted: Callable[[], bool] = lambda: False) -> Resolution | None:
         """Wait in phase BLOCKED for an operator's decision; None when `interrupted` comes true first."""
-        before = self._phase
-        blocked = self._blocked = _Blocked(step, reason)
+        blocked = _Blocked(step, reason, self._phase if not self._blocked else self._blocked[0].phase_before)
+        self._blocked = (*self._blocked, blocked)
         self.enter_phase("BLOCKED")
-        workflow_id = workflow.info().workflow_id
+        self._show_blocked()
+        await workflow.wait_condition(lambda: blocked.resolution is not None or interrupted())
+        self._blocked = tuple(other for other in self._blocked if other is not blocked)
+        self._show_blocked()
+        if not self._blocked:
+            self.enter_phase(blocked.phase_before)
+        return blocked.resolution
+
+    def _show_blocked(self) -> None:
+        """The details in the web UI: what failed, and the exact command to go on."""
+        if not self._blocked:
+            workflow.set_current_details("")
+            return
+        blocked, workflow_id = self._blocked[0], workflow.info().workflow_id
         command = f"temporal workflow update execute --workflow-id {workflow_id} --name resolve_step --input"
         workflow.set_current_details(
-            f'**{step}** failed for good: {reason}\n\nTo go on:\n\n    {command} \'"retry"\'\n\nor `"skip"`, `"abort"`.'
+            f"**{blocked.step}** failed for good: {blocked.reason}\n\nTo go on:\n\n    {command} '\"retry\"'\n\n"
+            'or `"skip"`, `"abort"`.'
         )
-        await workflow.wait_condition(lambda: blocked.resolution is not None or interrupted())
-        self._blocked = None
-        workflow.set_current_details("")
-        self.enter_phase(before)
-        return blocked.resolution
 
 
 def upsert(*updates: SearchAttributeUpdate[str]) -> None:

@@ -32,7 +32,10 @@ class Retained(Message):
 
 
 class LeaseRequest(Message):
+    """`abandon`, for a release only: the hand-off was given up, end the lease although nobody acknowledged it."""
+
     lease: int = Field(ge=0)
+    abandon: bool = False
 
 
 class LeaseEnded(Message):

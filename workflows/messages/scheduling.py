@@ -40,6 +40,13 @@ class BurstOpened(Message):
     counters: dict[str, int] = Field(default={}, description="counters and sample positions, for the checkpoints")
 
 
+class BurstRefused(Message):
+    """Scheduler to Burst: its tasks cannot be used; the burst fails with this reason."""
+
+    burst: str
+    reason: str
+
+
 class EvaluationDone(Message):
     """Scheduler to Burst: every execution of the evaluation is closed."""
 

@@ -48,7 +48,10 @@ class RestoreBase(ActorRequest):
 
 
 class RestoreCheckpoint(ActorRequest):
-    """Load a complete checkpoint: `version`, or the newest if None."""
+    """Load a complete checkpoint: `version`, or the newest if None.
+
+    The newest may be of an update that no batch has recorded; who knows the committed version and checksum names them.
+    """
 
     version: int | None = Field(None, ge=0)
     checksum: Checksum | None = Field(None, description="refuse any other")

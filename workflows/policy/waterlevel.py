@@ -9,7 +9,7 @@ With a single cell and no standalone engine it leaves only at w = 0: the policy 
 
 from workflows.messages.fleet import CellRole
 from workflows.policy.ordering import next_mover
-from workflows.policy.state import Decision, Hold, PolicyState, Reason, Verdict
+from workflows.policy.state import BatchView, Decision, Hold, PolicyState, Reason, Verdict
 from workflows.policy.supply import hold_after, supply, threshold
 
 
@@ -57,6 +57,16 @@ def core_may_stay(state: PolicyState, next_dispatch: int) -> Decision:
     if demand > state.capacity:
         return _refuse(0, Reason.CAPACITY, f"w {state.waterlevel} + {next_dispatch} > capacity {state.capacity}")
     return Decision(verdict=Verdict.MOVE, cell=0, reason=Reason.ALL_TESTS_PASS, detail="the core stays in training")
+
+
+def after_publish(state: PolicyState, groups_needed: int) -> PolicyState:
+    """What the core would see right after the publish, staying in training: the others serve, a new batch is open."""
+    away = (CellRole.PARKED, CellRole.LOST, CellRole.STARTING)
+    cells = tuple(
+        cell.model_copy(update={"serving": cell.index != 0 and cell.role not in away}) for cell in state.cells
+    )
+    batch = BatchView(batch="next", needed=groups_needed)
+    return state.model_copy(update={"cells": cells, "batch": batch, "groups_per_step": groups_needed})
 
 
 def _refuse(cell: int | None, reason: Reason, detail: str, recheck_seconds: float | None = None) -> Decision:

@@ -1,0 +1,170 @@
+"""The Scheduler's state, and the few ways it speaks: ledger notes, signals, jobs.
+
+Everything here is carried over when the Scheduler continues as new; `SchedulerState` is that layout.
+"""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+from pydantic import Field
+from temporalio import workflow
+from temporalio.exceptions import ActivityError, ApplicationError
+
+from workflows.accounts import Accounts, AccountsState
+from workflows.cell_table import CellEntry, CellTable
+from workflows.messages import ids
+from workflows.messages.base import Message
+from workflows.messages.burst import BurstSpec, PolicySettings
+from workflows.messages.control import LedgerEntry
+from workflows.messages.fleet import CellRole
+from workflows.messages.scheduling import EndBurst, OpenBatch, OpenBurst, RunSpec, Weights
+from workflows.parking import Parking, StepAborted, StepSkipped, call, failure_text
+from workflows.policy.state import BatchView, Hold, PolicyState
+from workflows.steps import Step
+
+
+class OpenBatchState(Message):
+    """The open batch as the Scheduler knows it. `sent`: its groups so far, in order of admission."""
+
+    request: OpenBatch
+    sent: tuple[str, ...] = ()
+    assigned: tuple[str, ...] = ()
+
+
+class SchedulerState(Message):
+    """Start of a Scheduler, and what it carries over; `format` names this layout."""
+
+    format: int = 1
+    spec: RunSpec
+    weights: Weights = Field(description="the published version")
+    accounts: AccountsState = AccountsState()
+    cells: tuple[CellEntry, ...]
+    burst: BurstSpec | None = None
+    burst_cancelled: bool = False
+    ending: EndBurst | None = None
+    publishing: bool = False
+    waiting: tuple[OpenBurst, ...] = ()
+    batch: OpenBatchState | None = None
+    positions: dict[str, int] = {}
+    hold: Hold | None = None
+    moves: int = 0
+    entries: int = 0
+    cooldown_until: float = 0.0
+    staying: bool = False
+
+
+class Books(Parking):
+    """State and voice of the Scheduler."""
+
+    def __init__(self, state: SchedulerState) -> None:
+        self.spec, self.run_name = state.spec, state.spec.run
+        self.weights = state.weights
+        self.accounts = Accounts(state.spec.run, state.accounts)
+        self.cells = CellTable(state.cells)
+        self.burst, self.burst_cancelled = state.burst, state.burst_cancelled
+        self.ending, self.publishing = state.ending, state.publishing
+        self.waiting = list(state.waiting)
+        self.batch = state.batch
+        self.positions = dict(state.positions)
+        self.hold, self.staying = state.hold, state.staying
+        self.moves, self.entries = state.moves, state.entries
+        self.cooldown_until = state.cooldown_until
+        self.control = ids.control_queue(self.run_name)
+        self.ledger: list[LedgerEntry] = []
+        self.told: str = ""
+        self.jobs: set[asyncio.Task[None]] = set()
+        self.opening: BurstSpec | None = None
+        self.cancelled_while_opening = self.admitting = self.writing = False
+        self.dirty = True
+        self.next_sweep = 0.0
+
+    def _note(self, kind: str, cell: int | None, reasons: tuple[str, ...], state: PolicyState | None = None) -> None:
+        self.entries += 1
+        entry = LedgerEntry(
+            run=self.run_name,
+            at=workflow.time(),
+            kind=kind,
+            cell=cell,
+            reasons=reasons,
+            state=(state or self._policy_state()).model_dump(mode="json"),
+            token=f"{self.run_name}/{self.entries}",
+        )
+        self.ledger.append(entry)
+        self.dirty = True
+
+    def _tell(self, burst: str, signal: str, message: Message) -> None:
+        self._signal(ids.burst_id(self.run_name, burst), signal, message)
+
+    def _tell_batch(self, signal: str, message: Message) -> None:
+        if self.batch is not None:
+            self._signal(self.batch.request.batch, signal, message)
+
+    def _signal(self, workflow_id: str, signal: str, message: Message) -> None:
+        handle = workflow.get_external_workflow_handle(workflow_id)
+        self._spawn(handle.signal(signal, message), f"signal {signal} to {workflow_id}")
+
+    def _spawn(self, job: Coroutine[Any, Any, Any], what: str) -> None:
+        """Run a job beside the main loop. One that fails for good leaves an alarm, never a stopped scheduler."""
+        task = asyncio.create_task(self._guarded(job, what))
+        self.jobs.add(task)
+        task.add_done_callback(self._job_done)
+
+    async def _guarded(self, job: Coroutine[Any, Any, Any], what: str) -> None:
+        try:
+            await job
+        except (ActivityError, ApplicationError, StepSkipped, StepAborted) as error:
+            self._note("alarm", None, (what, failure_text(error)))
+
+    def _job_done(self, task: asyncio.Task[None]) -> None:
+        self.jobs.discard(task)
+        self.dirty = True
+
+    async def _control(self, step: Step[Any, Any], argument: Message) -> None:
+        """A step on the control queue, retried until it works."""
+        await call(step, argument, queue=self.control)
+
+    # --- what others see
+
+    def _counters(self) -> dict[str, int]:
+        books = self.accounts
+        counters = {"dispatched": books.dispatched, "launched": books.launched, "finished": books.finished}
+        return {**counters, **{f"position/{key}": value for key, value in sorted(self.positions.items())}}
+
+    def _policy_state(self) -> PolicyState:
+        batch, burst = self.batch, self.burst
+        settings = batch.request.policy if batch else burst.policy if burst else PolicySettings()
+        needed = batch.request.groups - len(set(batch.assigned)) if batch else 0
+        return PolicyState(
+            now=workflow.time(),
+            dispatched=self.accounts.dispatched,
+            launched=self.accounts.launched,
+            finished=self.accounts.finished,
+            cells=self.cells.views(self.weights.version),
+            ready_unassigned=self.accounts.ready_unassigned,
+            batch=BatchView(batch=batch.request.batch, needed=max(0, needed)) if batch else None,
+            groups_per_step=burst.groups_per_step if burst else 0,
+            supply_fraction=settings.supply_fraction,
+            hold_seconds=settings.hold_seconds,
+            move_under_way=bool(self.cells.in_role(CellRole.TO_TRAINING)) or workflow.time() < self.cooldown_until,
+        )
+
+    def _carry(self) -> SchedulerState:
+        return SchedulerState(
+            spec=self.spec,
+            weights=self.weights,
+            accounts=self.accounts.carry(),
+            cells=self.cells.carry(),
+            burst=self.burst,
+            burst_cancelled=self.burst_cancelled,
+            ending=self.ending,
+            publishing=self.publishing,
+            waiting=tuple(self.waiting),
+            batch=self.batch,
+            positions=self.positions,
+            hold=self.hold,
+            moves=self.moves,
+            entries=self.entries,
+            cooldown_until=self.cooldown_until,
+            staying=self.staying,
+        )

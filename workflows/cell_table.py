@@ -1,0 +1,88 @@
+"""The Scheduler's view of the cells: roles, boots, who serves the published version. Pure bookkeeping."""
+
+from workflows.messages import ids
+from workflows.messages.base import Message
+from workflows.messages.fleet import CellReport, CellRole, CellSpec
+from workflows.messages.scheduling import Member
+from workflows.policy.state import CellView
+
+
+class CellEntry(Message):
+    """One cell as last reported. `version`: what its engine serves, when in rollout."""
+
+    spec: CellSpec
+    role: CellRole = CellRole.STARTING
+    boot_epoch: int = 0
+    queue: str = ""
+    version: int | None = None
+    reason: str = ""
+
+
+class CellTable:
+    """All cells, by index."""
+
+    def __init__(self, entries: tuple[CellEntry, ...]) -> None:
+        self.entries = {entry.spec.index: entry for entry in entries}
+
+    def apply(self, report: CellReport) -> CellEntry | None:
+        """Take a report; returns the entry before it, or None when it is of an older boot and changes nothing."""
+        before = self.entries[report.cell]
+        if report.boot_epoch < before.boot_epoch:
+            return None
+        self.entries[report.cell] = before.model_copy(
+            update={
+                "role": report.role,
+                "boot_epoch": report.boot_epoch,
+                "queue": report.queue or before.queue,
+                "version": report.version,
+                "reason": report.reason,
+            }
+        )
+        return before
+
+    def set_role(self, cell: int, role: CellRole) -> None:
+        """The Scheduler has asked for a move: the cell's capacity is gone from now on."""
+        self.entries[cell] = self.entries[cell].model_copy(update={"role": role, "version": None})
+
+    def role(self, cell: int) -> CellRole:
+        return self.entries[cell].role
+
+    def serving(self, version: int) -> tuple[int, ...]:
+        """Cells in rollout that serve `version`."""
+        return tuple(
+            index
+            for index, entry in sorted(self.entries.items())
+            if entry.role is CellRole.ROLLOUT and entry.version == version
+        )
+
+    def in_role(self, *roles: CellRole) -> tuple[int, ...]:
+        return tuple(index for index, entry in sorted(self.entries.items()) if entry.role in roles)
+
+    def capacity(self, version: int) -> int:
+        """C_R at the published version."""
+        return sum(self.entries[index].spec.slots for index in self.serving(version))
+
+    def views(self, version: int) -> tuple[CellView, ...]:
+        """What the policy sees."""
+        serving = set(self.serving(version))
+        return tuple(
+            CellView(
+                index=index,
+                role=entry.role,
+                slots=entry.spec.slots,
+                trains=entry.spec.trains,
+                serving=index in serving,
+            )
+            for index, entry in sorted(self.entries.items())
+        )
+
+    def member(self, cell: int) -> Member:
+        entry = self.entries[cell]
+        return Member(cell=cell, boot_epoch=entry.boot_epoch, queue=entry.queue)
+
+    def peers(self, leaving: int, version: int) -> dict[str, str]:
+        """Engine -> activity queue of the cells that may take over from `leaving`."""
+        return {ids.engine_id(index): self.entries[index].queue for index in self.serving(version) if index != leaving}
+
+    def carry(self) -> tuple[CellEntry, ...]:
+        return tuple(entry for _, entry in sorted(self.entries.items()))
