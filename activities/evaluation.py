@@ -79,13 +79,12 @@ class EvaluationActivities:
     async def _grade(self, spec: ExecutionSpec, folder: ExecutionFolder, grading: Path) -> float:
         """One grading, begun or picked up again where an earlier worker left it."""
         beat = Heartbeat()
-        if not (grading / "job.json").exists():
+        if (grading / "job.json").exists():
+            self._runners.resume(grading)
+        else:
             task = self._load(Path(spec.task))
             await asyncio.to_thread(lay_out, folder, grading, task)
-            job = grading_job(spec, folder, grading, task)
-        else:
-            job = Job.load(grading)
-        self._runners.start(grading, job)
+            self._runners.start(grading, grading_job(spec, folder, grading, task))
         try:
             result = await self._runners.follow(grading, beat=beat)
         except asyncio.CancelledError:
@@ -159,6 +158,6 @@ def failures(folder: ExecutionFolder) -> int:
 
 
 def never_started(folder: ExecutionFolder) -> bool:
-    """Whether every start of the harness failed before its first instruction."""
+    """Whether no start of the harness ever came to its first instruction."""
     results = [Result.load(run) for run in folder.private.glob("run-*")]
-    return bool(results) and all(result is not None and result.end == "unstartable" for result in results)
+    return all(result is not None and result.end == "unstartable" for result in results)

@@ -85,6 +85,22 @@ class ExecutionFolder:
                 temporary.unlink()
         return self.token.read_text()
 
+    def write_home(self, name: str, text: str) -> None:
+        """Write a file of a launch plan, mode 0600. Raises ValueError for a name that leads out of the home."""
+        path = self.home / name
+        if not path.resolve().is_relative_to(self.home.resolve()):
+            raise ValueError(f"{name} is not inside the home of the execution")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+
+    def forget_secrets(self) -> None:
+        """Remove the token, and the jobs whose environment held it."""
+        self.token.unlink(missing_ok=True)
+        for job in self.private.glob("run-*/job.json"):
+            job.unlink()
+
 
 def token_sha256(token: str) -> str:
     return hashlib.sha256(token.encode()).hexdigest()

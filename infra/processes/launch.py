@@ -36,12 +36,16 @@ class Runners:
     _children: set[int] = field(default_factory=set)
 
     def start(self, folder: Path, job: Job) -> None:
-        """Begin `job` in `folder`, or take note of the one already begun there: safe to repeat."""
+        """Begin `job` in `folder`; nothing happens if a run was begun there before."""
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if (folder / "result.json").exists() or (folder / "runner.json").exists():
-            return
-        job.save(folder)
-        self.spawn(folder)
+        if not begun(folder):
+            job.save(folder)
+            self.spawn(folder)
+
+    def resume(self, folder: Path) -> None:
+        """Begin the job saved in `folder` if the worker that saved it did not live to start its runner."""
+        if not begun(folder):
+            self.spawn(folder)
 
     def spawn(self, folder: Path) -> None:
         """Start a runner for the job saved in `folder`. If another one holds it, the new one ends at once."""
@@ -120,6 +124,11 @@ class Runners:
         runner = running(folder)
         if runner:
             runner.send(signal.SIGKILL)
+
+
+def begun(folder: Path) -> bool:
+    """Whether a runner has started, or ended, the run in `folder`."""
+    return (folder / "result.json").exists() or (folder / "runner.json").exists()
 
 
 def running(folder: Path) -> ProcessIdentity | None:

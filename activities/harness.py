@@ -1,0 +1,240 @@
+"""One execution on the harness host: prepare its workspace, run its harness once, close it once.
+
+Invariants: the secret token is in no payload; tests are not in the workspace; a harness outlives the worker, and a
+retried activity takes up the living one; after its first model call an execution is never run again from scratch;
+when `run_harness` returns no process of the execution is alive.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from temporalio import activity
+
+from activities.endings import harness_run
+from activities.heartbeats import Heartbeat
+from harness_adapters.protocol import HarnessAdapter, HarnessOutcome, LaunchContext
+from harness_adapters.registry import adapter_named
+from infra.processes.job import Job, Result
+from infra.processes.launch import Runners, end_marked
+from infra.processes.limits import ProcessLimits
+from infra.records.executions import ExecutionRecords, ExecutionRow, execution_of
+from infra.tasks import Task, load_task
+from infra.workspaces import ExecutionFolder, copy_tree, remove_tree, token_sha256
+from workflows.messages.errors import Fenced, InvalidTask, StillHeld
+from workflows.messages.execution import (
+    EndReason,
+    ExecutionSpec,
+    FinishExecution,
+    HarnessRun,
+    PreparedWorkspace,
+)
+from workflows.messages.routing import RegisterExecution
+
+MOST_STARTS = 3
+"""How often a harness is started that was lost before its first model call."""
+
+
+class ProxyAdmin(Protocol):
+    """What the harness host asks of the proxy's control API. Both are idempotent and raise Transient."""
+
+    async def register_execution(self, request: RegisterExecution) -> None: ...
+
+    async def close_execution(self, execution: str) -> None: ...
+
+
+@dataclass(frozen=True)
+class HarnessHost:
+    """Where this host keeps things and whom it talks to. `proxy_url`: the model endpoint, no slash at the end."""
+
+    workspaces: Path
+    harness_root: Path
+    proxy_url: str
+    records: ExecutionRecords
+    runners: Runners
+    proxy: ProxyAdmin
+    keep_workspaces: bool = True
+    load: Callable[[Path], Task] = load_task
+    adapter: Callable[[str], HarnessAdapter] = adapter_named
+
+
+def endpoint_of(proxy_url: str, execution: str) -> str:
+    """Model endpoint of one execution. Its id is one path segment there, with dots for slashes."""
+    return f"{proxy_url}/x/{execution.replace('/', '.')}"
+
+
+class HarnessActivities:
+    """`prepare_workspace` and `finish_execution` belong on the harness queue, `run_harness` on the watch queue."""
+
+    def __init__(self, host: HarnessHost) -> None:
+        self._host = host
+
+    @activity.defn(name="prepare_workspace")
+    async def prepare_workspace(self, spec: ExecutionSpec) -> PreparedWorkspace:
+        """Workspace, token, row and registration of an execution; a retry finds what is there.
+
+        Raises InvalidTask, InvalidSpec and HarnessUnusable for what can never run, Fenced for a closed execution.
+        """
+        host, folder = self._host, ExecutionFolder.of(self._host.workspaces, spec)
+        host.adapter(spec.harness.name).check(spec.harness, host.harness_root)
+        token = await asyncio.to_thread(self._lay_out, spec, folder)
+        row = await asyncio.to_thread(
+            host.records.open, spec, token_sha256=token_sha256(token), workspace=str(folder.app)
+        )
+        await self._register(spec, row.token_sha256, row.attempt)
+        return PreparedWorkspace(workspace=str(folder.app), prepared=True)
+
+    def _lay_out(self, spec: ExecutionSpec, folder: ExecutionFolder) -> str:
+        task = self._host.load(Path(spec.task))
+        if task.container:
+            raise InvalidTask(task.container, field="environment")
+        folder.make()
+        if not folder.app.exists():
+            copy_tree(task.environment, folder.app)
+        return folder.mint_token()
+
+    async def _register(self, spec: ExecutionSpec, sha256: str, attempt: int) -> None:
+        await self._host.proxy.register_execution(
+            RegisterExecution(
+                execution=execution_of(spec),
+                run=spec.run,
+                token_sha256=sha256,
+                attempt=attempt,
+                seed=spec.seed,
+                sampling=spec.sampling,
+                call_limit=spec.limits.model_calls,
+            )
+        )
+
+    @activity.defn(name="run_harness")
+    async def run_harness(self, spec: ExecutionSpec) -> HarnessRun:
+        """Run the harness to its end, or follow the one that is running. Cancellation ends it: EndReason.CANCELLED.
+
+        Raises Fenced when the execution was never prepared or is closed, StillHeld if its processes cannot be ended.
+        """
+        folder, beat = ExecutionFolder.of(self._host.workspaces, spec), Heartbeat()
+        try:
+            result = await self._run_to_end(spec, folder, beat)
+        except asyncio.CancelledError:
+            if not beat.must_stop():
+                raise  # another attempt, or another worker, takes up the living harness
+            return await self._cancel(spec, folder)
+        row = await self._row(spec)
+        outcome = self._outcome(spec, folder, result) if result.end == "exited" else None
+        return harness_run(result, outcome, model_calls=row.model_calls, call_limit=spec.limits.model_calls)
+
+    async def _run_to_end(self, spec: ExecutionSpec, folder: ExecutionFolder, beat: Heartbeat) -> Result:
+        while True:
+            row = await self._row(spec)
+            if row.closed_at is not None:
+                raise Fenced(f"{row.execution} is closed ({row.end_reason})")
+            run = folder.run(row.attempt)
+            if (run / "job.json").exists():
+                self._host.runners.resume(run)
+            else:
+                self._host.runners.start(run, self._job(spec, folder))
+            result = await self._host.runners.follow(run, beat=beat)
+            if result.end != "runner_lost":
+                return result
+            if await asyncio.to_thread(end_marked, str(folder.root)):
+                raise StillHeld("processes of a lost harness cannot be ended")
+            row = await self._row(spec)
+            if row.first_call_at is not None or row.attempt >= MOST_STARTS:
+                result.save(run)  # what survives is scored; no later attempt starts it again
+                return result
+            await self._start_over(spec, folder)
+
+    async def _start_over(self, spec: ExecutionSpec, folder: ExecutionFolder) -> None:
+        """Nothing was asked of the model yet: the execution may begin again, in a fresh workspace."""
+        task = self._host.load(Path(spec.task))
+        for stale in (folder.app, folder.home, folder.temporary):
+            await asyncio.to_thread(remove_tree, stale)
+        folder.make()
+        await asyncio.to_thread(copy_tree, task.environment, folder.app)
+        attempt = await asyncio.to_thread(self._host.records.next_attempt, execution_of(spec))
+        await self._register(spec, token_sha256(folder.mint_token()), attempt)
+
+    async def _cancel(self, spec: ExecutionSpec, folder: ExecutionFolder) -> HarnessRun:
+        row = await self._row(spec)
+        result = await self._host.runners.stop(
+            folder.run(row.attempt), marker=str(folder.root), grace_seconds=spec.limits.grace_seconds
+        )
+        return HarnessRun(
+            end=EndReason.CANCELLED,
+            exit_code=result.exit_code,
+            seconds=result.seconds,
+            model_calls=row.model_calls,
+            detail="cancelled",
+        )
+
+    async def _row(self, spec: ExecutionSpec) -> ExecutionRow:
+        row = await asyncio.to_thread(self._host.records.get, execution_of(spec))
+        if row is None:
+            raise Fenced(f"{execution_of(spec)} was never prepared")
+        return row
+
+    def _context(self, spec: ExecutionSpec, folder: ExecutionFolder, task: Task) -> LaunchContext:
+        return LaunchContext(
+            execution=execution_of(spec),
+            instruction=task.instruction,
+            workspace=folder.app,
+            home=folder.home,
+            endpoint=endpoint_of(self._host.proxy_url, execution_of(spec)),
+            token=folder.mint_token(),
+            harness_root=self._host.harness_root,
+            choice=spec.harness,
+        )
+
+    def _job(self, spec: ExecutionSpec, folder: ExecutionFolder) -> Job:
+        """The launch plan as a job; its files are written into the home."""
+        task, limits = self._host.load(Path(spec.task)), spec.limits
+        plan = self._host.adapter(spec.harness.name).launch(self._context(spec, folder, task))
+        for name, text in plan.files.items():
+            folder.write_home(name, text)
+        return Job(
+            argv=plan.argv,
+            env={"TMPDIR": str(folder.temporary), **plan.environment},
+            cwd=str(plan.cwd),
+            marker=str(folder.root),
+            limits=ProcessLimits(
+                wall_seconds=min(limits.wall_seconds, task.agent_seconds or limits.wall_seconds),
+                grace_seconds=limits.grace_seconds,
+                output_bytes=limits.output_bytes,
+                memory_bytes=limits.memory_bytes,
+                processes=limits.processes,
+                file_bytes=limits.file_bytes,
+            ),
+        )
+
+    def _outcome(self, spec: ExecutionSpec, folder: ExecutionFolder, result: Result) -> HarnessOutcome:
+        context = self._context(spec, folder, self._host.load(Path(spec.task)))
+        return self._host.adapter(spec.harness.name).outcome(context, result.exit_code)
+
+    @activity.defn(name="finish_execution")
+    async def finish_execution(self, request: FinishExecution) -> None:
+        """Close an execution for good: no further call, no process, its end on record, its token gone. Idempotent.
+
+        Also for one that was cancelled or never prepared. Raises StillHeld if processes cannot be ended.
+        """
+        spec, folder = request.spec, ExecutionFolder.of(self._host.workspaces, request.spec)
+        await self._host.proxy.close_execution(execution_of(spec))
+        await stop_everything(self._host.runners, folder, spec.limits.grace_seconds)
+        await asyncio.to_thread(self._host.records.close, spec, request.run, request.evaluation)
+        await asyncio.to_thread(folder.forget_secrets)
+        if not self._host.keep_workspaces:
+            await asyncio.to_thread(remove_tree, folder.root)
+
+
+async def stop_everything(runners: Runners, folder: ExecutionFolder, grace_seconds: float) -> None:
+    """End the harness and any grading of an execution. Raises StillHeld if processes survive."""
+    survivors = 0
+    for work in sorted(folder.private.glob("run-*")):
+        await runners.stop(work, marker=str(folder.root), grace_seconds=grace_seconds)
+    for work in sorted(folder.private.glob("grading-*")):
+        await runners.stop(work, marker=str(work), grace_seconds=0.5)
+        survivors += await asyncio.to_thread(end_marked, str(work))
+    survivors += await asyncio.to_thread(end_marked, str(folder.root))
+    if survivors:
+        raise StillHeld(f"{survivors} processes of {folder.root} cannot be ended")
