@@ -79,6 +79,9 @@ class ActorClient:
     async def combine(self, request: m.Combine) -> m.CombineReply:
         return await self._call("combine", request, m.CombineReply)
 
+    async def take_back(self, request: m.BatchRequest) -> m.BatchReply:
+        return await self._call("take_back", request, m.BatchReply)
+
     async def commit(self, request: m.Commit) -> m.BatchReply:
         return await self._call("commit", request, m.BatchReply)
 

@@ -28,6 +28,7 @@ ROUTES: dict[str, tuple[type[m.ActorRequest], type[Message]]] = {
     "run_micro_step": (m.RunMicroStep, m.MicroStepReply),
     "seal": (m.BatchRequest, m.SealReply),
     "combine": (m.Combine, m.CombineReply),
+    "take_back": (m.BatchRequest, m.BatchReply),
     "commit": (m.Commit, m.BatchReply),
     "discard": (m.BatchRequest, m.BatchReply),
     "replay_logprobs": (m.ReplayLogprobs, m.ReplayReply),

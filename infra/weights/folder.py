@@ -37,9 +37,9 @@ def load_weights(folder: Path) -> dict[str, "Tensor"]:
     import torch
     from safetensors.torch import load_file
 
-    files = sorted(folder.glob("*.safetensors"))
+    files = sorted(folder.glob("model*.safetensors"))
     if not files:
-        raise InvalidInput(f"{folder} holds no safetensors file", field="model")
+        raise InvalidInput(f"{folder} holds no model*.safetensors", field="model")
     tensors: dict[str, Tensor] = {}
     for file in files:
         tensors |= load_file(file)

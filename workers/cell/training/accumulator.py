@@ -4,7 +4,7 @@ Invariants: an index enters the sum at most once; what is sealed does not change
 of a micro-step may claim it; a batch that ended or was superseded never comes back.
 
     CLOSED -> OPEN -> SEALED -> APPLIED (core) -> CLOSED
-               ^---------'                open again: micro-steps of a lost cell come back into the stream
+               ^---------'  ^----'        open again: micro-steps of a lost cell come back into the stream; take back
 """
 
 from collections import deque
@@ -94,6 +94,11 @@ class Accumulator:
         """The update of `batch` is in the weights and durable."""
         self._require(batch, BatchPhase.SEALED)
         self.phase = BatchPhase.APPLIED
+
+    def mark_sealed_again(self, batch: str) -> None:
+        """The update of `batch` has been undone; its sum is as it was."""
+        self._require(batch, BatchPhase.SEALED, BatchPhase.APPLIED)
+        self.phase = BatchPhase.SEALED
 
     def require_sealed(self, batch: str) -> None:
         """Raises Fenced unless `batch` is sealed here."""

@@ -174,10 +174,8 @@ class TrainingActor:
         self._weights.require(self._books.version)
         started = time.monotonic()
         packed = self._fetch(step)
-        training = request.training
-        metrics = self._add_gradient(
-            packed, LossSettings(training.clip_low, training.clip_high, training.truncate_ratio)
-        )
+        settings = LossSettings(request.clip_low, request.clip_high, request.truncate_ratio)
+        metrics = self._add_gradient(packed, settings)
         entry = Entry(request.attempt, payload.sha256, metrics, time.monotonic() - started)
         self._books.add(step.index, entry)
         return self._claim(request, entry, repeated=False)
@@ -213,6 +211,17 @@ class TrainingActor:
         reply = self._updates.apply(request, version, lambda: self._combined(request), self._buffer())
         self._books.mark_applied(request.batch)
         return reply
+
+    def take_back(self, request: m.BatchRequest) -> m.BatchReply:
+        """Undo an update that nobody recorded: weights as before, the batch sealed with its gradient as it was."""
+        ahead = self._books.phase in (m.BatchPhase.SEALED, m.BatchPhase.APPLIED)
+        if request.batch == self._books.batch and self._updates is not None and ahead:
+            if self._updates.in_memory:
+                self._custody.roll_back()
+            self._updates.forget()
+            self._books.mark_sealed_again(request.batch)
+            self._buffer().attach()
+        return self._batch_reply(request.batch)
 
     def commit(self, request: m.Commit) -> m.BatchReply:
         """The batch recorded its update: let the gradients go, keep the checkpoint. Repeating changes nothing."""
@@ -295,11 +304,12 @@ class TrainingActor:
         total = sum_in_order(buffer.flat, others)
         if not total.any():
             return None  # every target was masked: moments and step count must not move
-        return normalise_and_clip(total, request.valid_executions, request.training.max_grad_norm)
+        return normalise_and_clip(total, request.valid_executions, request.max_grad_norm)
 
     def _commit_update(self, request: m.Commit, updates: Updates) -> None:
         reply = updates.reply
-        if self._books.phase is not m.BatchPhase.APPLIED or reply is None or reply.version != request.version:
+        applied = reply.version if reply is not None and self._books.phase is m.BatchPhase.APPLIED else None
+        if reply is None or applied is None or request.version not in (None, applied):
             raise Fenced(f"{request.batch} is {self._books.phase}; version {request.version} was not applied here")
         if reply.checkpoint is not None:
             self._custody.commit(reply.checkpoint)

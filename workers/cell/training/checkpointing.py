@@ -1,8 +1,10 @@
 """What a checkpoint of the core holds, and how it gets back into the model.
 
 model.safetensors, config.json, tokenizer ...    a Hugging Face model folder, loadable by the engine as it is
-optimizer.safetensors                            moments under Hugging Face names (absent before the first step)
-random.safetensors                               torch's random state, uint8
+optimizer.state                                  moments under Hugging Face names (absent before the first step)
+random.state                                     torch's random state, uint8
+
+The last two are safetensors too, under names that an engine does not take for weights.
 """
 
 from pathlib import Path
@@ -17,8 +19,8 @@ from workers.cell.training.model import PolicyModel
 from workers.cell.training.optimizer import CoreOptimizer
 from workflows.messages.errors import CheckpointUnusable
 
-OPTIMIZER_FILE = "optimizer.safetensors"
-RANDOM_FILE = "random.safetensors"
+OPTIMIZER_FILE = "optimizer.state"
+RANDOM_FILE = "random.state"
 
 
 def save_checkpoint(

@@ -94,15 +94,15 @@ class WeightsCustody:
         self._store.commit(checkpoint.name)
         self._origin = checkpoint
 
-    def commit_restored(self, version: int) -> None:
+    def commit_restored(self, version: int | None) -> None:
         """The update to `version` was committed while this process was down: it restored that very checkpoint.
 
         Raises VersionMismatch if older weights are held. A base model needs no checkpoint.
         """
         held = self._state.held
-        if held is None or held.version < version:
+        if held is None or (version is not None and held.version < version):
             raise VersionMismatch(f"version {version} is committed elsewhere, this core holds {held}")
-        if held.version == version and isinstance(self._origin, m.CheckpointRef):
+        if version in (None, held.version) and isinstance(self._origin, m.CheckpointRef):
             self._store.commit(self._origin.name)
 
     def roll_back(self) -> None:

@@ -5,13 +5,13 @@ matrices, not to norms.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from infra.weights.names import from_hf, to_hf
 from workers.cell.training.model import PolicyModel
-from workflows.messages.burst import Training
 from workflows.messages.errors import CheckpointUnusable
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -20,6 +20,15 @@ _MOMENTS = ("exp_avg", "exp_avg_sq")
 def clip_coefficient(norm: float, max_norm: float) -> float:
     """What a gradient of global norm `norm` is multiplied with so that its norm is at most `max_norm`."""
     return min(1.0, max_norm / (norm + 1e-6))
+
+
+@dataclass(frozen=True)
+class AdamSettings:
+    """Of one update; they may change from one to the next."""
+
+    learning_rate: float
+    betas: tuple[float, float]
+    weight_decay: float
 
 
 class CoreOptimizer:
@@ -39,11 +48,11 @@ class CoreOptimizer:
             [{"params": matrices, "decays": True}, {"params": vectors, "decays": False}], foreach=False
         )
 
-    def step(self, gradients: Mapping[str, Tensor], training: Training) -> None:
+    def step(self, gradients: Mapping[str, Tensor], settings: AdamSettings) -> None:
         """One update from Megatron-named `gradients` (already normalised and clipped)."""
         for group in self._adam.param_groups:
-            group["lr"], group["betas"] = training.learning_rate, training.betas
-            group["weight_decay"] = training.weight_decay if group["decays"] else 0.0
+            group["lr"], group["betas"] = settings.learning_rate, settings.betas
+            group["weight_decay"] = settings.weight_decay if group["decays"] else 0.0
         for name, parameter in self._named.items():
             parameter.grad = gradients[name]
         self._adam.step()

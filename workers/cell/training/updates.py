@@ -15,7 +15,7 @@ from workers.cell.training.checkpointing import save_checkpoint
 from workers.cell.training.combine import CombinedGradient
 from workers.cell.training.gradients import GradientBuffer
 from workers.cell.training.model import PolicyModel
-from workers.cell.training.optimizer import CoreOptimizer
+from workers.cell.training.optimizer import AdamSettings, CoreOptimizer
 from workers.cell.training.weights_state import WeightsState
 from workflows.messages.training import Combine, CombineReply
 
@@ -67,7 +67,8 @@ class Updates:
                 self.reply = self._without_step(request, version, started)
                 return self.reply
             with self._weights.changing():
-                self._optimizer.step(buffer.layout.views(combined.flat), request.training)
+                settings = AdamSettings(request.learning_rate, request.betas, request.weight_decay)
+                self._optimizer.step(buffer.layout.views(combined.flat), settings)
                 checksum = weights_checksum(self._model.hf_weights())
                 self._stepped = _Stepped(request, version + 1, checksum, combined.norm, started)
         self.reply = self._make_durable(self._stepped)
