@@ -69,7 +69,9 @@ def _resolve(row: Row[Any], found: dict[str, RecordedCall]) -> RecordedCall:
     if row.shared_tokens:
         parent = found.get(row.parent_call)
         if parent is None or len(parent.all_ids) < row.shared_tokens:
-            raise AuditFailure(f"call {row.call} shares {row.shared_tokens} ids with {row.parent_call}, which lacks them")
+            raise AuditFailure(
+                f"call {row.call} shares {row.shared_tokens} ids with {row.parent_call}, which lacks them"
+            )
         shared = parent.all_ids[: row.shared_tokens]
     prompt = (*shared, *unpack_ids(row.input_tail))
     if len(prompt) != row.prompt_tokens:

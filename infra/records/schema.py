@@ -110,6 +110,7 @@ engines = Table(
     Column("url", Text, nullable=False),
     Column("slots", Integer, nullable=False),
     Column("kv_tokens", Integer, nullable=False),
+    Column("standalone", Boolean, nullable=False, default=False),
     Column("version", Integer),
     Column("checksum", String(64)),
     Column("door", String(8), nullable=False),  # open | closed

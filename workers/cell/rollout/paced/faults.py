@@ -41,11 +41,11 @@ class Fault(Message):
     """One armed fault; it strikes the next `times` matching requests (of sessions that start with `session`)."""
 
     kind: FaultKind
-    after_tokens: int = Field(0, ge=0)
-    times: int = Field(1, ge=1)
+    after_tokens: int = Field(default=0, ge=0)
+    times: int = Field(default=1, ge=1)
     session: str = ""
-    seconds: float = Field(0.2, ge=0)
-    factor: float = Field(10.0, gt=0)
+    seconds: float = Field(default=0.2, ge=0)
+    factor: float = Field(default=10.0, gt=0)
     status: int = 503
 
 

@@ -1,0 +1,269 @@
+"""A stage for the proxy: real paced engines and a real proxy on loopback sockets, all in the test's event loop."""
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import socket
+import time
+from pathlib import Path
+
+import httpx2
+import pytest
+import uvicorn
+from sqlalchemy import insert, select
+
+from infra.records import schema
+from infra.records.calls import calls_of, segments_of
+from infra.records.database import open_database
+from infra.routing import RoutingClient
+from infra.tokenizer import ChatTokenizer
+from tests.infra.tokenizer.conftest import write_folder
+from workers.cell.rollout.paced.engine import PacedEngine
+from workers.cell.rollout.paced.routes import paced_app
+from workers.cell.rollout.paced.settings import PacedSettings
+from workers.proxy.server import build_proxy
+from workers.proxy.settings import ProxySettings
+from workflows.messages.burst import Sampling
+from workflows.messages.routing import (
+    CancelRequest,
+    DoorChange,
+    EngineEntry,
+    RegisterExecution,
+    RerouteRequest,
+)
+
+RUN = "test"
+KEY = "an-admin-key-of-some-length"
+CHECKSUM = "c" * 64
+QUICK = ProxySettings(
+    sticky_wait_seconds=0.1, engine_backoff_seconds=0.01, abort_grace_seconds=2, headers_seconds=0.2, max_faults=4
+)
+
+
+def execution_name(member=0):
+    return f"{RUN}/execution/b/0000/{member:02d}"
+
+
+def user(text):
+    return {"role": "user", "content": text}
+
+
+def said(text):
+    return {"role": "assistant", "content": text}
+
+
+async def until(condition, seconds=10.0):
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            raise AssertionError("it never happened")
+        await asyncio.sleep(0.003)
+
+
+def sse(text):
+    """Parsed data events of a finished stream, and whether it ended with [DONE]."""
+    datas = [block[6:] for block in text.split("\n\n") if block.startswith("data: ")]
+    return [json.loads(data) for data in datas if data != "[DONE]"], datas[-1:] == ["[DONE]"]
+
+
+def text_of(events):
+    return "".join(choice["delta"].get("content") or "" for event in events for choice in event.get("choices", []))
+
+
+class Served:
+    """An ASGI application on a port of its own, in this loop."""
+
+    def __init__(self, app):
+        self.app = app
+
+    async def __aenter__(self):
+        listener = socket.socket()
+        listener.bind(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        config = uvicorn.Config(self.app, log_level="error", lifespan="off", timeout_graceful_shutdown=1)
+        self._server = uvicorn.Server(config)
+        self._server.capture_signals = contextlib.nullcontext
+        self._task = asyncio.create_task(self._server.serve(sockets=[listener]))
+        await until(lambda: self._server.started)
+        return self
+
+    async def __aexit__(self, *_):
+        self._server.should_exit = True
+        self._server.force_exit = True
+        await self._task
+
+
+class Stage:
+    """Engines `cell-0`, `cell-1`, ... and one proxy over one database."""
+
+    def __init__(self, folder: Path, database: str, context=1000, settings=QUICK):
+        self.folder, self.context, self.settings = folder, context, settings
+        self.chat = ChatTokenizer(folder)
+        self.database = open_database(database, create=True)
+        self.engines: list[PacedEngine] = []
+        self._served: list[Served] = []
+        self._stack = contextlib.AsyncExitStack()
+
+    async def __aenter__(self):
+        await self.start_proxy()
+        return self
+
+    async def __aexit__(self, *_):
+        await self.stop_proxy()
+        await self._stack.aclose()
+        self.database.dispose()
+
+    async def start_proxy(self):
+        self.proxy = await build_proxy(
+            run=RUN,
+            database=self.database,
+            model_folder=self.folder,
+            context_tokens=self.context,
+            admin_key=KEY,
+            settings=self.settings,
+        )
+        self._public = await Served(self.proxy.public).__aenter__()
+        self.client = httpx2.AsyncClient(base_url=self._public.url, timeout=30)
+        transport = httpx2.ASGITransport(app=self.proxy.admin)
+        self.control = RoutingClient("http://proxy", KEY, transport=transport)
+
+    async def stop_proxy(self):
+        await self.client.aclose()
+        await self.control.close()
+        await self._public.__aexit__()
+        await self.proxy.close()
+
+    async def engine(self, *, version=1, open_door=True, slots=8, context=None, **settings):
+        """One more engine, its door open at `version`."""
+        cell = len(self.engines)
+        defaults = {"tokens_per_second": 2000, "prefill_tokens_per_second": 1e9, "vocab_size": 400}
+        engine = PacedEngine(
+            PacedSettings(
+                **{**defaults, **settings},
+                model=str(self.folder),
+                version=str(version),
+                slots=slots,
+                context=context or self.context + 8,
+            )
+        )
+        served = await self._stack.enter_async_context(Served(paced_app(engine)))
+        self.engines.append(engine)
+        self._served.append(served)
+        await self.known(cell, served.url, version=version, open_door=open_door, slots=slots)
+        return engine
+
+    async def known(self, cell, url, *, version=1, open_door=True, slots=8, epoch=1):
+        name = f"cell-{cell}"
+        entry = EngineEntry(engine=name, cell=cell, boot_epoch=epoch, url=url, slots=slots, kv_tokens=16384)
+        await self.control.put_engine(entry)
+        if open_door:
+            await self.door(cell, version=version, epoch=epoch)
+
+    async def door(self, cell, *, version=None, open_door=True, epoch=1):
+        change = DoorChange(engine=f"cell-{cell}", boot_epoch=epoch, open=open_door, version=version, checksum=CHECKSUM)
+        await self.control.change_door(change)
+
+    async def reroute(self, cell, lease="lease", epoch=1):
+        return await self.control.reroute(RerouteRequest(engine=f"cell-{cell}", boot_epoch=epoch, lease=lease))
+
+    async def cancel(self, cell, lease="lease", kv=0.0, epoch=1):
+        request = CancelRequest(engine=f"cell-{cell}", boot_epoch=epoch, lease=lease, await_kv_seconds=kv)
+        return await self.control.cancel(request)
+
+    def url(self, cell):
+        return self._served[cell].url
+
+    async def fault(self, cell, **fault):
+        async with httpx2.AsyncClient() as client:
+            assert (await client.post(f"{self.url(cell)}/faults", json=fault)).status_code == 200
+
+    async def register(self, member=0, *, row=True, call_limit=64, **sampling):
+        """An execution whose token is `token-<member>`."""
+        token = f"token-{member}"
+        registration = RegisterExecution(
+            execution=execution_name(member),
+            run=RUN,
+            token_sha256=hashlib.sha256(token.encode()).hexdigest(),
+            attempt=1,
+            seed=5,
+            sampling=Sampling(**{"max_call_tokens": 1000, **sampling}),
+            call_limit=call_limit,
+        )
+        if row:
+            with self.database.begin() as connection:
+                connection.execute(insert(schema.executions).values(_execution_row(registration, member)))
+        await self.control.register_execution(registration)
+        return token
+
+    async def ask(self, *messages, token="token-0", **body):
+        """The reply of a chat completion that succeeded."""
+        response = await self.post(*messages, token=token, **body)
+        assert response.status_code == 200, response.text
+        return response.json()
+
+    async def post(self, *messages, token="token-0", **body):
+        return await self.client.post(
+            f"/x/{token}/v1/chat/completions", json={"model": "policy", "messages": list(messages), **body}
+        )
+
+    async def calls(self, member=0):
+        """The execution's recorded calls, once everything is written."""
+        await self.proxy.recorder.flush()
+        with self.database.connect() as connection:
+            return calls_of(connection, execution_name(member))
+
+    def segments(self, call):
+        with self.database.connect() as connection:
+            return segments_of(connection, call.call)
+
+    def execution_row(self, member=0):
+        with self.database.connect() as connection:
+            table = schema.executions
+            return connection.execute(select(table).where(table.c.execution == execution_name(member))).one()
+
+
+def _execution_row(registration, member):
+    return {
+        "execution": registration.execution,
+        "run": RUN,
+        "burst": "b",
+        "group_index": 0,
+        "member": member,
+        "purpose": "train",
+        "task": "t",
+        "harness": "h",
+        "client": "thin",
+        "seed": registration.seed,
+        "dispatch_version": 1,
+        "sampling": registration.sampling.model_dump(),
+        "call_limit": registration.call_limit,
+        "token_sha256": registration.token_sha256,
+        "attempt": 1,
+        "state": "open",
+        "workspace": "w",
+        "model_calls": 0,
+    }
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory):
+    return write_folder(tmp_path_factory.mktemp("policy") / "policy")
+
+
+@pytest.fixture
+async def stage(folder, tmp_path):
+    async with Stage(folder, f"sqlite:///{tmp_path / 'records.db'}") as stage:
+        yield stage
+
+
+@pytest.fixture
+def script(tmp_path):
+    """Writes a script file for the paced engine."""
+
+    def write(*rules, default=None):
+        path = tmp_path / "script.json"
+        path.write_text(json.dumps({"rules": list(rules), "default": default}))
+        return str(path)
+
+    return write

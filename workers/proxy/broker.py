@@ -1,0 +1,228 @@
+"""From a harness' request to a recorded answer: admits, finds the exact prompt, runs the call, records it.
+
+Invariants: a call's row is durable before anyone hears its end; an answer counts as received only when a client was
+there to the last byte; the same request sent twice is sampled once; nothing is recorded for a request that is refused.
+"""
+
+import asyncio
+import logging
+import time
+import uuid
+
+from sqlalchemy import Engine
+
+from infra.records.calls import RecordedCall, calls_of
+from infra.tokenizer import ChatTokenizer
+from workers.proxy import rows
+from workers.proxy.budget import output_budget
+from workers.proxy.call import CallError, LiveCall, ModelRequest
+from workers.proxy.continuation import Continuation
+from workers.proxy.dispatch import Dispatcher
+from workers.proxy.executions import LiveExecution
+from workers.proxy.history import History, Prompt, Turn, chains
+from workers.proxy.metrics import Metrics
+from workers.proxy.recorder import Recorder
+from workers.proxy.settings import ProxySettings
+from workers.proxy.text import AnswerText
+from workflows.messages.errors import EngineUnavailable, InvalidRequest
+
+log = logging.getLogger(__name__)
+
+
+class CallLimit(InvalidRequest):
+    """The execution has made all the calls it may make."""
+
+
+class Broker:
+    def __init__(
+        self,
+        *,
+        database: Engine,
+        tokenizer: ChatTokenizer,
+        context_tokens: int,
+        settings: ProxySettings,
+        recorder: Recorder,
+        dispatcher: Dispatcher,
+        metrics: Metrics,
+    ) -> None:
+        self._database, self._tokenizer, self._context = database, tokenizer, context_tokens
+        self._settings, self._recorder, self._dispatcher = settings, recorder, dispatcher
+        self._metrics = metrics
+
+    async def open(self, execution: LiveExecution, request: ModelRequest) -> LiveCall:
+        """The call that answers `request`: a new one, or the one that already does.
+
+        Raises InvalidRequest (CallLimit, ContextOverflow among them) for what is refused.
+        """
+        if execution.history is None:
+            await self._read_back(execution)
+        known = execution.running.get(request.sha256) or execution.undelivered.get(request.sha256)
+        if isinstance(known, LiveCall):
+            return known
+        if known is not None:
+            call = self._revive(execution, request, known)
+            execution.undelivered[request.sha256] = call
+            return call
+        limit = execution.registration.call_limit
+        if execution.answered + len(execution.running) >= limit:
+            raise CallLimit(f"this execution may make {limit} model calls and has made them")
+        return self._start(execution, request)
+
+    def delivered(self, execution: LiveExecution, call: LiveCall) -> None:
+        """A client has received the answer to its last byte."""
+        if call.delivered or call.finish is None:
+            return
+        call.delivered = True
+        if execution.undelivered.get(call.request.sha256) is call:
+            del execution.undelivered[call.request.sha256]
+        self._recorder.post(rows.call_state(call.call, "finished"))
+        self._metrics.calls.labels("finished").inc()
+
+    async def close(self, execution: LiveExecution) -> None:
+        """End what still runs for an execution that is over; its records are durable afterwards."""
+        tasks = [call.task for call in execution.running.values() if call.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._recorder.flush()
+
+    def _start(self, execution: LiveExecution, request: ModelRequest) -> LiveCall:
+        registration, history = execution.registration, execution.history or History()
+        prompt = history.prompt(self._tokenizer, request.messages)
+        sampling = registration.sampling
+        budget = output_budget(len(prompt.ids), request.asked_tokens, sampling.max_call_tokens, self._context)
+        call = LiveCall(
+            call=uuid.uuid4().hex,
+            execution=execution.name,
+            sequence=execution.next_sequence,
+            seed=registration.seed,
+            request=request,
+            prompt=prompt,
+            chain=chains(request.messages)[-1],
+            sampling=sampling,
+            so_far=Continuation(prompt.ids, budget),
+            text=AnswerText(self._tokenizer.decode_stream(), request.stops),
+            completed_calls=execution.answered,
+        )
+        execution.next_sequence += 1
+        execution.running[request.sha256] = call
+        self._metrics.tokens.labels("prompt").inc(len(prompt.ids))
+        self._metrics.tokens.labels("prompt_reused").inc(prompt.shared)
+        if not execution.called:
+            execution.called = True
+            self._recorder.post(rows.first_call(execution.name, call.started_at))
+        self._recorder.post(
+            rows.open_call(
+                call=call.call,
+                execution=execution.name,
+                attempt=registration.attempt,
+                sequence=call.sequence,
+                dialect=request.dialect,
+                prompt=prompt,
+                chain=call.chain,
+                requested=request.requested,
+                imposed={**sampling.model_dump(), "budget": budget, "stop": list(request.stops)},
+                request_sha256=request.sha256,
+                started_at=call.started_at,
+            )
+        )
+        self._heard(execution, prompt)
+        call.task = asyncio.create_task(self._run(execution, call))
+        return call
+
+    def _heard(self, execution: LiveExecution, prompt: Prompt) -> None:
+        """A request that continues an answer proves that the answer was received, whatever the socket said."""
+        if prompt.fork_reason is not None:
+            return
+        for sha256, known in list(execution.undelivered.items()):
+            if known.call == prompt.parent and isinstance(known, LiveCall):
+                self.delivered(execution, known)
+            elif known.call == prompt.parent:
+                self._recorder.post(rows.call_state(known.call, "finished"))
+                del execution.undelivered[sha256]
+
+    async def _run(self, execution: LiveExecution, call: LiveCall) -> None:
+        error: CallError | None = None
+        try:
+            finish = await self._dispatcher.answer(call)
+            call.show(call.text.finish())
+            await self._record(execution, call, finish)
+            return
+        except EngineUnavailable as problem:
+            error = CallError(503, "no_engine", str(problem), self._settings.retry_after_seconds)
+        except InvalidRequest as problem:
+            error = CallError(400, "refused_by_engine", str(problem))
+        except asyncio.CancelledError:
+            error = CallError(410, "execution_closed", "this execution is closed")
+            raise
+        except Exception as problem:
+            log.exception("call %s failed", call.call)
+            error = CallError(500, "proxy_error", f"{type(problem).__name__}: {problem}")
+        finally:
+            execution.running.pop(call.request.sha256, None)
+            if error is not None:
+                self._recorder.post(rows.call_state(call.call, "failed", error.message))
+                self._metrics.calls.labels("failed").inc()
+                call.end(None, error)
+
+    async def _record(self, execution: LiveExecution, call: LiveCall, finish: str) -> None:
+        answered = [*call.request.messages, {"role": "assistant", "content": call.text.shown}]
+        call.chain = chains(answered)[-1]
+        ended = time.monotonic()
+        execution.answered += 1
+        try:
+            await self._recorder.write(
+                rows.answer_call(call.call, call.so_far, finish, call.chain, execution.name, execution.answered)
+            )
+        except BaseException:
+            execution.answered -= 1
+            raise
+        self._metrics.committed.observe(time.monotonic() - ended)
+        self._metrics.tokens.labels("output").inc(len(call.so_far.ids))
+        (execution.history or History()).add(Turn(call.call, (*call.prompt.ids, *call.so_far.ids), call.chain))
+        execution.undelivered[call.request.sha256] = call
+        call.end(finish)
+
+    async def _read_back(self, execution: LiveExecution) -> None:
+        async with execution.reading:
+            if execution.history is not None:
+                return
+            recorded = await asyncio.to_thread(self._recorded, execution.name)
+            history = History()
+            for call in recorded:
+                if call.state in ("finished", "undelivered"):
+                    history.add(Turn(call.call, call.all_ids, call.fields["history_sha256"]))
+                    execution.answered += 1
+                if call.state == "undelivered":
+                    execution.undelivered[call.fields["request_sha256"]] = call
+            execution.next_sequence = max((call.sequence + 1 for call in recorded), default=0)
+            execution.called = bool(recorded)
+            execution.history = history
+
+    def _recorded(self, name: str) -> list[RecordedCall]:
+        with self._database.connect() as connection:
+            return calls_of(connection, name)
+
+    def _revive(self, execution: LiveExecution, request: ModelRequest, known: RecordedCall) -> LiveCall:
+        """The answer of a call that ended before this proxy started, to be heard by whoever asks for it again."""
+        text = AnswerText(self._tokenizer.decode_stream(), request.stops)
+        shown = text.push(known.output_ids)[0] + text.finish()
+        so_far = Continuation(list(known.prompt_ids), max(1, len(known.output_ids)))
+        so_far.ids.extend(known.output_ids)
+        call = LiveCall(
+            call=known.call,
+            execution=execution.name,
+            sequence=known.sequence,
+            seed=execution.registration.seed,
+            request=request,
+            prompt=Prompt(list(known.prompt_ids), known.parent_call, known.shared_tokens, known.fork_reason),
+            chain=known.fields["history_sha256"],
+            sampling=execution.registration.sampling,
+            so_far=so_far,
+            text=text,
+            completed_calls=execution.answered,
+            started_at=known.fields["started_at"],
+        )
+        call.show(shown)
+        call.end(known.finish)
+        return call

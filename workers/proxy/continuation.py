@@ -1,0 +1,76 @@
+"""What one model request has so far, however many engines it ran on.
+
+Invariants: every id is kept once, with one log-prob and one weight version; the budget is that of one request; the
+next segment is asked for exactly what is missing. It knows no engine, no text and no HTTP.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+
+from workflows.messages.errors import EngineUnavailable
+
+
+@dataclass(frozen=True)
+class Piece:
+    """New tokens of one segment: ids, log-probs (natural, of the sampled ids) and weight versions, equally long."""
+
+    ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    versions: tuple[int, ...]
+
+
+@dataclass
+class Continuation:
+    """`prompt`: ids the request started with; `budget`: output tokens it may have in all."""
+
+    prompt: list[int]
+    budget: int
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+
+    @property
+    def remaining(self) -> int:
+        return self.budget - len(self.ids)
+
+    @property
+    def next_input(self) -> list[int]:
+        """What a segment that starts now must be conditioned on."""
+        return [*self.prompt, *self.ids]
+
+    @property
+    def newest_version(self) -> int | None:
+        """No later segment may run on older weights than this."""
+        return max(self.versions, default=None)
+
+    @property
+    def spans(self) -> list[tuple[int, int]]:
+        """Ordered (weight version, tokens), summing to the output so far."""
+        return [(version, len(list(run))) for version, run in groupby(self.versions)]
+
+    def accept(self, piece: Piece, *, only: int | None = None) -> None:
+        """Keep a piece, or its first `only` tokens (a stop string ended there)."""
+        count = len(piece.ids) if only is None else only
+        self.ids.extend(piece.ids[:count])
+        self.logprobs.extend(piece.logprobs[:count])
+        self.versions.extend(piece.versions[:count])
+
+    def restamp(self, start: int, versions: Sequence[int]) -> None:
+        """An engine's last word on the versions of the tokens from output position `start` on."""
+        kept = len(self.versions) - start
+        if len(versions) < kept:
+            raise EngineUnavailable(f"versions of {len(versions)} tokens for {kept}")
+        self.versions[start:] = versions[:kept]
+
+
+def check_piece(piece: Piece, remaining: int, vocab_size: int) -> None:
+    """Raises EngineUnavailable if an engine's piece cannot be trusted."""
+    if not len(piece.ids) == len(piece.logprobs) == len(piece.versions):
+        raise EngineUnavailable(
+            f"{len(piece.ids)} ids, {len(piece.logprobs)} log-probs, {len(piece.versions)} versions in one piece"
+        )
+    if len(piece.ids) > remaining:
+        raise EngineUnavailable(f"{len(piece.ids)} tokens where {remaining} were asked for")
+    if any(not 0 <= token < vocab_size for token in piece.ids):
+        raise EngineUnavailable("an id outside the vocabulary")

@@ -1,0 +1,37 @@
+"""How patient the proxy is. Defaults serve; ``DIR/proxy.json`` overrides them. Every wait of the proxy is in here."""
+
+from pathlib import Path
+
+from pydantic import Field
+
+from workflows.messages.base import Message
+
+
+class ProxySettings(Message):
+    hold_seconds: float = Field(default=600.0, gt=0, description="longest a request waits for an engine before 503")
+    retry_seconds: float = Field(default=120.0, gt=0, description="longest a request fails at engines without progress")
+    max_faults: int = Field(default=8, ge=1, description="engine faults in a row, without a new token, before 503")
+    retry_after_seconds: int = Field(default=5, ge=1, description="what a 503 advises")
+    sticky_wait_seconds: float = Field(
+        default=1.0, ge=0, description="wait for the usual engine's door before going elsewhere"
+    )
+    oldest_first_seconds: float = Field(
+        default=30.0, gt=0, description="a request held this long goes before all younger ones"
+    )
+    first_token_seconds: float = Field(
+        default=180.0, gt=0, description="silence before the first token that counts as a hang"
+    )
+    next_token_seconds: float = Field(default=60.0, gt=0, description="silence between tokens that counts as a hang")
+    abort_grace_seconds: float = Field(default=5.0, gt=0, description="how long an aborted request may take to end")
+    engine_backoff_seconds: float = Field(
+        default=0.5, gt=0, description="first pause of an engine that failed; doubles to 8 s"
+    )
+    headers_seconds: float = Field(
+        default=2.0, gt=0, description="a stream's headers are sent after this at the latest"
+    )
+    keepalive_seconds: float = Field(default=10.0, gt=0, description="silence on a stream before an SSE comment")
+
+    @classmethod
+    def of(cls, run_dir: Path) -> "ProxySettings":
+        file = run_dir / "proxy.json"
+        return cls.model_validate_json(file.read_text()) if file.is_file() else cls()
