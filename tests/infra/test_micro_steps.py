@@ -1,0 +1,97 @@
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from infra.micro_steps import PackedMicroStep, TargetSpan, decode, encode, validate
+from tests.workers.cell.training.material import pack, sampled
+from workflows.messages.errors import InvalidInput
+
+
+def two_paths() -> PackedMicroStep:
+    return pack([sampled("p", 1.5, 4, 6), sampled("q", -0.5, 3, 2)], batch="r/batch/first/3", index=7, version=9)
+
+
+def test_a_micro_step_survives_the_blob() -> None:
+    step = two_paths()
+    back = decode(encode(step))
+    assert back.header == step.header
+    for field in dataclasses.fields(step):
+        if field.name != "header":
+            assert np.array_equal(getattr(back, field.name), getattr(step, field.name))
+            assert getattr(back, field.name).dtype == getattr(step, field.name).dtype
+    assert (back.tokens, back.target_tokens, back.path_spans()) == (15, 8, ((0, 10), (10, 15)))
+
+
+def test_the_same_micro_step_is_the_same_blob() -> None:
+    assert encode(two_paths()) == encode(two_paths())
+
+
+@pytest.mark.parametrize("executions", [[], [sampled("p", 1.0, 5, 0)]])
+def test_without_targets_it_is_valid(executions: list) -> None:
+    assert decode(encode(pack(executions))).target_tokens == 0
+
+
+def spoil(name: str, place: int, value: float) -> Callable[[PackedMicroStep], PackedMicroStep]:
+    def change(step: PackedMicroStep) -> PackedMicroStep:
+        array = getattr(step, name).copy()
+        array[place] = value
+        return dataclasses.replace(step, **{name: array})
+
+    return change
+
+
+def with_spans(*spans: tuple[int, int]) -> Callable[[PackedMicroStep], PackedMicroStep]:
+    def change(step: PackedMicroStep) -> PackedMicroStep:
+        first, second = step.header.paths
+        given = tuple(TargetSpan(call="c", offset=0, start=start, end=end) for start, end in spans)
+        paths = (first.model_copy(update={"spans": given}), second)
+        return dataclasses.replace(step, header=step.header.model_copy(update={"paths": paths}))
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        (spoil("ids", 3, -1), "ids"),
+        (spoil("positions", 10, 10), "positions"),
+        (spoil("path_offsets", 1, 0), "path_offsets"),
+        (spoil("path_offsets", 2, 14), "path_offsets"),
+        (spoil("targets", 0, True), "targets"),
+        (spoil("targets", 3, True), "versions"),
+        (spoil("weights", 5, 0.3), "weights"),
+        (spoil("weights", 5, np.nan), "weights"),
+        (spoil("weights", 1, 0.25), "weights"),
+        (spoil("behaviour_logprobs", 5, 0.5), "behaviour_logprobs"),
+        (spoil("behaviour_logprobs", 5, -np.inf), "behaviour_logprobs"),
+        (spoil("behaviour_logprobs", 0, -1.0), "behaviour_logprobs"),
+        (spoil("versions", 5, -1), "versions"),
+        (spoil("versions", 0, 3), "versions"),
+        (with_spans((4, 9)), "paths"),
+        (with_spans((4, 8), (7, 10)), "paths"),
+        (with_spans((3, 10)), "paths"),
+        (with_spans((4, 10), (13, 15)), "paths"),
+        (lambda step: dataclasses.replace(step, ids=step.ids[:-1]), "positions"),
+        (lambda step: dataclasses.replace(step, weights=step.weights.astype(np.float64)), "weights"),
+    ],
+)
+def test_a_broken_rule_names_its_array(change: Callable[[PackedMicroStep], PackedMicroStep], field: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        validate(change(two_paths()))
+    assert caught.value.field == field
+
+
+def test_more_targets_than_the_execution_has_are_refused() -> None:
+    step = two_paths()
+    first, second = step.header.paths
+    paths = (first.model_copy(update={"target_total": 5}), second)
+    with pytest.raises(InvalidInput, match="more targets"):
+        validate(dataclasses.replace(step, header=step.header.model_copy(update={"paths": paths})))
+
+
+@pytest.mark.parametrize("blob", [b"", b"\x00" * 40, b'{"a": 1}' * 10])
+def test_something_else_is_no_micro_step(blob: bytes) -> None:
+    with pytest.raises(InvalidInput, match="payload"):
+        decode(blob)
