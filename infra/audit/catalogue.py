@@ -34,7 +34,6 @@ CATALOGUE: dict[str, Fault] = {
     "state-unreadable": Fault(2, "a move in the ledger carries no policy state"),
     # 3: requests across engines
     "segment-sum": Fault(3, "the segments' output tokens do not add up to the call's"),
-    "segments-gap": Fault(3, "segment numbers are not consecutive"),
     "segment-prompt": Fault(3, "a segment was not sent the prompt plus what earlier segments produced"),
     "segment-after-end": Fault(3, "a segment follows one that had ended the call"),
     "rid-repeated": Fault(3, "two segments used the same request id"),

@@ -1,15 +1,17 @@
 """Groups and the batches that consumed them: complete, once, in order of admission (invariants 1, 6 and 8)."""
 
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
+from math import inf
 
 from sqlalchemy import Engine, Row, select
 
 from infra.audit.executions import ExecutionFact
 from infra.audit.reader import stream
 from infra.audit.report import Findings
-from infra.audit.rewards import advantages, has_spread, is_valid
+from infra.audit.rewards import agree, choose, has_spread, is_valid
 from infra.records import schema
 
 
@@ -18,6 +20,7 @@ class BatchFact:
     """One batch, as far as order and versions go."""
 
     batch: str
+    burst: str
     opened_at: float
     committed_at: float | None
     version_before: int
@@ -46,6 +49,7 @@ def batches_in_order(engine: Engine) -> list[BatchFact]:
     return [
         BatchFact(
             batch=row.batch,
+            burst=row.burst,
             opened_at=row.opened_at,
             committed_at=row.committed_at,
             version_before=row.version_before,
@@ -57,7 +61,13 @@ def batches_in_order(engine: Engine) -> list[BatchFact]:
 
 
 def check_groups(
-    engine: Engine, findings: Findings, executions: dict[str, ExecutionFact], batches: list[BatchFact], method: str
+    engine: Engine,
+    findings: Findings,
+    executions: dict[str, ExecutionFact],
+    batches: list[BatchFact],
+    *,
+    cancelled: frozenset[str],
+    method: str | None,
 ) -> dict[str, GroupFact]:
     """Check every admitted group against its executions, then all of them against the batches."""
     expected: Counter[tuple[str, int]] = Counter()
@@ -78,7 +88,8 @@ def check_groups(
         _check_members(findings, row, executions)
         _check_staleness(findings, row, executions, committed.get(row.batch or ""))
         groups[row.group_id] = _fact(findings, row, method)
-    _check_membership(findings, groups, committed, executions)
+    _check_membership(findings, groups, committed)
+    _check_passed_over(findings, groups, batches, cancelled)
     findings.figures["unrecorded_executions"] = len(group_of.keys() - executions.keys())
     return groups
 
@@ -102,7 +113,7 @@ def _check_members(findings: Findings, row: Row, executions: dict[str, Execution
             findings.expect(member["reward"] is None, "failure-rewarded", member["execution"], detail)
         fact = executions.get(member["execution"])
         if fact is not None:
-            copy, original = (member["outcome"], member["reward"]), (fact.outcome, fact.reward)
+            copy, original = (member["outcome"], member["reward"]), (fact.outcome or "no_artifact", fact.reward)
             findings.expect(copy == original, "reward-disagrees", member["execution"], f"{copy}, was {original}")
     valid = sum(is_valid(member) for member in row.members)
     findings.expect(row.valid == valid, "valid-count-differs", row.group_id, f"recorded {row.valid}, are {valid}")
@@ -122,18 +133,17 @@ def _check_staleness(
     findings.expect(row.consumed_version == batch.version_before, "consumed-version", row.group_id, detail)
 
 
-def _fact(findings: Findings, row: Row, method: str) -> GroupFact:
+def _fact(findings: Findings, row: Row, method: str | None) -> GroupFact:
     valid = {m["execution"]: m["reward"] for m in row.members if is_valid(m)}
     targets = {m["execution"]: m["target_tokens"] or 0 for m in row.members if is_valid(m)}
     has_signal = has_spread(list(valid.values())) and sum(targets.values()) > 0
     detail = f"no_signal {row.no_signal}, rewards {sorted(valid.values())}, targets {sum(targets.values())}"
     findings.expect(has_signal == (row.no_signal is None), "signal-differs", row.group_id, detail)
-    own = advantages(valid, method) if has_signal else {}
-    for member in row.members:
-        recorded = member["advantage"] or 0.0
-        right = own.get(member["execution"], 0.0)
-        close = abs(recorded - right) <= 1e-5 * max(1.0, abs(right))
-        findings.expect(close, "advantage-differs", member["execution"], f"recorded {recorded}, is {right}")
+    recorded = {m["execution"]: m["advantage"] or 0.0 for m in row.members}
+    own = choose(valid, recorded, method) if has_signal else {}
+    for execution, advantage in recorded.items():
+        right = own.get(execution, 0.0)
+        findings.expect(agree(advantage, right), "advantage-differs", execution, f"recorded {advantage}, is {right}")
     return GroupFact(
         group=row.group_id,
         burst=row.burst,
@@ -146,12 +156,7 @@ def _fact(findings: Findings, row: Row, method: str) -> GroupFact:
     )
 
 
-def _check_membership(
-    findings: Findings,
-    groups: dict[str, GroupFact],
-    committed: dict[str, BatchFact],
-    executions: dict[str, ExecutionFact],
-) -> None:
+def _check_membership(findings: Findings, groups: dict[str, GroupFact], committed: dict[str, BatchFact]) -> None:
     consumers: dict[str, list[str]] = defaultdict(list)
     order: list[GroupFact] = []
     for batch in committed.values():
@@ -171,9 +176,27 @@ def _check_membership(
     for before, after in pairwise(order):
         detail = f"{after.group} ({after.sequence}) came after {before.group} ({before.sequence})"
         findings.expect(after.sequence > before.sequence, "membership-out-of-order", after.batch or "", detail)
-    cancelled = {fact.burst for fact in executions.values() if fact.end_reason == "cancelled"}
-    last = max((group.sequence for group in order), default=-1)
+
+
+def _check_passed_over(
+    findings: Findings, groups: dict[str, GroupFact], batches: list[BatchFact], cancelled: frozenset[str]
+) -> None:
+    """A group with signal is consumed before any later one, unless its burst, or the batch it was in, was given up."""
+    committed = [batch for batch in batches if batch.committed_at is not None]
+    consumed = {group for batch in committed for group in batch.groups}
+    first, last = ([_edge(groups, batch, pick) for batch in committed] for pick in (min, max))
     for group in groups.values():
-        passed = group.sequence < last and group.group not in consumers
-        if passed and group.has_signal and group.burst not in cancelled:
-            findings.add("membership-skips", group.group, f"sequence {group.sequence}, consumed up to {last}")
+        if group.group in consumed or not group.has_signal or group.burst in cancelled:
+            continue
+        after = next((b.opened_at for b, edge in zip(committed, last, strict=True) if edge > group.sequence), None)
+        before = [b.opened_at for b, edge in zip(committed, first, strict=True) if edge < group.sequence]
+        if after is None:
+            continue
+        since = max((opened for opened in before if opened < after), default=-inf)
+        given_up = any(since < b.opened_at < after for b in batches if b.committed_at is None and b.burst in cancelled)
+        detail = f"sequence {group.sequence}, consumed up to {max(last)}"
+        findings.expect(given_up, "membership-skips", group.group, detail)
+
+
+def _edge(groups: dict[str, GroupFact], batch: BatchFact, pick: Callable[..., int]) -> int:
+    return pick((groups[name].sequence for name in batch.groups if name in groups), default=-1)

@@ -12,7 +12,7 @@ from infra.audit.report import Findings
 from infra.audit.timelines import Timelines
 from infra.records import schema
 
-_BUDGET_KEYS = ("max_new_tokens", "max_tokens", "max_output_tokens", "max_call_tokens")
+_BUDGET_KEYS = ("budget", "max_call_tokens")
 _FINAL = ("stop", "length")
 _DELIVERED = ("finished", "undelivered")
 
@@ -76,11 +76,6 @@ def _check_lengths(findings: Findings, call: RecordedCall, segments: list[Row], 
     if call.state in _DELIVERED:
         detail = f"segments {total}, call {call.output_tokens}"
         findings.expect(total == call.output_tokens, "segment-sum", subject, detail)
-    numbers = [segment.segment for segment in segments]
-    consecutive = not numbers or (
-        numbers[0] in (0, 1) and numbers == list(range(numbers[0], numbers[0] + len(numbers)))
-    )
-    findings.expect(consecutive, "segments-gap", subject, f"segments {numbers}")
     produced = 0
     for segment in segments:
         sent = call.prompt_tokens + produced
@@ -110,7 +105,7 @@ def _check_versions(
 def _check_engine(findings: Findings, segment: Row, timelines: Timelines, subject: str) -> None:
     refusal = timelines.servable(segment.version, segment.started_at)
     findings.expect(refusal is None, "unpublished-version", subject, f"{segment.engine}: {refusal}")
-    published = timelines.published_at(segment.started_at)
+    published = timelines.published_at(segment.cell, segment.started_at)
     detail = f"{segment.engine} at version {segment.version}, published {published}"
     findings.expect(published is None or segment.version >= published, "stale-engine", subject, detail)
     timeline = timelines.cells.get(segment.cell)

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from sqlalchemy import Engine, func, select
 
+from infra.audit.cancellations import read_cancellations
 from infra.audit.executions import check_executions
 from infra.audit.groups import batches_in_order, check_groups
 from infra.audit.moves import check_ledger
@@ -20,7 +21,7 @@ from infra.settings.run import load_run
 from workflows.messages.errors import InvalidInput
 
 
-def audit_run(run_dir: Path, *, at_rest: bool = False, advantage: str = "grpo") -> AuditReport:
+def audit_run(run_dir: Path, *, at_rest: bool = False, advantage: str | None = None) -> AuditReport:
     """Audit the run recorded below `run_dir`. Raises InvalidInput when nothing is recorded there."""
     try:
         # A recorded run may have been moved since; what lies in its folder moved with it.
@@ -36,11 +37,12 @@ def audit_run(run_dir: Path, *, at_rest: bool = False, advantage: str = "grpo") 
 
 
 def audit_records(
-    engine: Engine, store: ObjectStore, *, run: str = "", at_rest: bool = False, advantage: str = "grpo"
+    engine: Engine, store: ObjectStore, *, run: str = "", at_rest: bool = False, advantage: str | None = None
 ) -> AuditReport:
     """Audit any database and object store that hold one run.
 
-    `at_rest`: nothing is running any more, so that what is still open is lost. `advantage`: the burst's setting.
+    `at_rest`: nothing is running any more, so that what is still open is lost. `advantage`: the bursts' setting (grpo,
+    dr_grpo, rloo); without it any of these is accepted that fits a whole group.
     A live run may be audited; what is written meanwhile can show as a fault that the next audit does not find.
     """
     findings = Findings()
@@ -48,8 +50,9 @@ def audit_records(
     executions = check_executions(engine, findings, timelines, at_rest=at_rest)
     check_request_ids(engine, findings)
     batches = batches_in_order(engine)
-    groups = check_groups(engine, findings, executions, batches, advantage)
-    check_ledger(engine, findings, executions, timelines, at_rest=at_rest)
+    cancelled = read_cancellations(engine)
+    groups = check_groups(engine, findings, executions, batches, cancelled=cancelled.bursts, method=advantage)
+    check_ledger(engine, findings, executions, timelines, cancelled=cancelled.closed_while_queued, at_rest=at_rest)
     targets = TargetAudit(engine, store, findings, groups)
     check_batches(engine, findings, targets, timelines, batches, groups)
     _add_figures(engine, findings)

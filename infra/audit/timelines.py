@@ -3,7 +3,7 @@
 Moments are seconds since the epoch. `SKEW_SECONDS` forgives clocks of different components that much, never more.
 """
 
-from bisect import bisect_right
+import re
 from collections import defaultdict
 from dataclasses import dataclass, field
 from math import inf
@@ -31,15 +31,25 @@ class Interval:
 
 @dataclass
 class CellTimeline:
-    """One cell. `away`: from the start of leaving to the end of coming back; `training`: what lies surely between."""
+    """One cell.
+
+    `leaving`: departures the Scheduler decided on (a person's retry of a parked one is not among them); `away`: from
+    the start of leaving to the end of coming back; `training`: what lies surely between; `loaded`: changes that loaded
+    the published weights.
+    """
 
     leaving: list[Interval] = field(default_factory=list)
     away: list[Interval] = field(default_factory=list)
     training: list[Interval] = field(default_factory=list)
+    loaded: list[Interval] = field(default_factory=list)
 
 
 class Timelines:
-    """Cells, boots and published versions of one run."""
+    """Cells, boots and published versions of one run.
+
+    A version is published when its update says so, and for one cell already when that cell has loaded the weights
+    after the Scheduler wrote the publish to the ledger.
+    """
 
     def __init__(self, engine: Engine, *, at_rest: bool) -> None:
         self.boots: dict[tuple[str, int], float] = {}
@@ -48,22 +58,25 @@ class Timelines:
         self.cells = _cells(engine, self.boots)
         rows = list(stream(engine, select(schema.updates).order_by(schema.updates.c.version)))
         self._committed = {row.version: row.committed_at for row in rows}
-        self._published_version = {row.version for row in rows if row.published_at is not None}
         unbatched = [row.version for row in rows if row.batch is None]
         self._base = min(unbatched) if unbatched else min(self._committed, default=1) - 1
         self._publishing = None if at_rest else max(self._committed, default=None)
-        published = sorted((row.published_at, row.version) for row in rows if row.published_at is not None)
-        self._publish_times = [moment for moment, _ in published]
-        self._publish_versions = [version for _, version in published]
+        self._finished = [(row.published_at, row.version) for row in rows if row.published_at is not None]
+        self._begun = _publishes(engine)
+        self._published = {version for _, version in (*self._finished, *self._begun)}
 
     def boot_of(self, cell: int, boot_epoch: int) -> float | None:
         """When cell `cell` booted into `boot_epoch`; None if it never did."""
         return self.boots.get((f"cell-{cell}", boot_epoch))
 
-    def published_at(self, moment: float) -> int | None:
-        """The version surely published at `moment`; None before the first publish."""
-        index = bisect_right(self._publish_times, moment - SKEW_SECONDS)
-        return max(self._publish_versions[:index], default=None) if index else None
+    def published_at(self, cell: int, moment: float) -> int | None:
+        """The version that the engine of `cell` surely had to serve at `moment`; None before the first publish."""
+        known = [version for at, version in self._finished if at + SKEW_SECONDS < moment]
+        timeline = self.cells.get(cell, CellTimeline())
+        for change in timeline.loaded:
+            if change.end + SKEW_SECONDS < moment:
+                known += [version for at, version in self._begun if at <= change.start]
+        return max(known, default=None)
 
     def servable(self, version: int, moment: float) -> str | None:
         """Why no engine may have served `version` at `moment`, or None when one may."""
@@ -74,9 +87,18 @@ class Timelines:
             return f"version {version} has no update"
         if moment < committed - SKEW_SECONDS:
             return f"version {version} was committed {committed - moment:.3f} s later"
-        if version not in self._published_version and version != self._publishing:
+        if version not in self._published and version != self._publishing:
             return f"version {version} was never published"
         return None
+
+
+def _publishes(engine: Engine) -> list[tuple[float, int]]:
+    """(moment, version) of every publish the Scheduler began, from the ledger."""
+    table, found = schema.ledger, []
+    for row in stream(engine, select(table).where(table.c.kind == "publish").order_by(table.c.at)):
+        versions = [re.fullmatch(r"version (\d+)", str(reason)) for reason in row.reasons]
+        found += [(row.at, int(match[1])) for match in versions if match]
+    return found
 
 
 def _cells(engine: Engine, boots: dict[tuple[str, int], float]) -> dict[int, CellTimeline]:
@@ -92,12 +114,18 @@ def _cells(engine: Engine, boots: dict[tuple[str, int], float]) -> dict[int, Cel
 
 def _timeline(rows: list[tuple[str, float, float | None, str | None]], booted: list[float]) -> CellTimeline:
     timeline = CellTimeline()
+    retried = False
     for index, (direction, started, ended, result) in enumerate(rows):
+        if direction in ("to_rollout", "publish") and result == "done" and ended is not None:
+            timeline.loaded.append(Interval(started, ended))
         if direction != "to_training":
+            retried = False
             continue
         later = rows[index + 1 :]
         crash = min((moment for moment in booted if moment > started), default=inf)
-        timeline.leaving.append(Interval(started, min(inf if ended is None else ended, crash)))
+        if not retried:
+            timeline.leaving.append(Interval(started, min(inf if ended is None else ended, crash)))
+        retried = result == "parked"
         if result == "rolled_back":
             timeline.away.append(Interval(started, ended or inf))
             continue

@@ -66,7 +66,7 @@ def finished_counted_down(run: SyntheticRun) -> None:
 
 @plants("finished-exceeds-executions")
 def finished_counted_twice(run: SyntheticRun) -> None:
-    for entry in range(1, 9):
+    for entry in range(1, 11):
         state = run.row(schema.ledger, entry=entry)["state"]
         more = {name: state[name] + 20 for name in ("dispatched", "launched", "finished")}
         run.change(schema.ledger, {"entry": entry}, state=state | more)
@@ -172,6 +172,13 @@ def two_cells_leaving_at_once(run: SyntheticRun) -> None:
     run.change(schema.transitions, {"cell": 0, "direction": "to_training", "started_at": T0 + 30.1}, ended_at=T0 + 34)
 
 
+@plants("transitions-overlap")
+def satellite_leaving_inside_a_long_departure(run: SyntheticRun) -> None:
+    run.change(
+        schema.transitions, {"cell": 1, "direction": "to_training", "started_at": T0 + 33.1}, started_at=T0 + 30.5
+    )
+
+
 @plants("transition-without-move")
 def cell_left_without_a_decision(run: SyntheticRun) -> None:
     run.remove(schema.ledger, kind="move", cell=1, at=T0 + 33)
@@ -189,11 +196,6 @@ def move_without_its_state(run: SyntheticRun) -> None:
 def token_lost_at_the_reroute(run: SyntheticRun) -> None:
     call = call_of(run, MOVED, 1)["call"]
     run.change(schema.segments, {"call": call, "segment": 1}, output_tokens=0)
-
-
-@plants("segments-gap")
-def segment_missing(run: SyntheticRun) -> None:
-    run.change(schema.segments, {"call": call_of(run, MOVED, 1)["call"], "segment": 1}, segment=2)
 
 
 @plants("segment-prompt")
@@ -223,7 +225,7 @@ def request_id_is_a_prefix_of_another(run: SyntheticRun) -> None:
 
 @plants("budget-exceeded")
 def resumed_with_the_full_budget(run: SyntheticRun) -> None:
-    change_call(run, MOVED, 1, imposed={"max_new_tokens": 2})
+    change_call(run, MOVED, 1, imposed={"budget": 2})
 
 
 @plants("budget-exceeded")
@@ -565,12 +567,19 @@ def served_before_the_commit(run: SyntheticRun) -> None:
 @plants("unpublished-version")
 def publish_never_recorded(run: SyntheticRun) -> None:
     run.change(schema.updates, {"version": 2}, published_at=None)
+    run.remove(schema.ledger, kind="publish", at=T0 + 45.2)
 
 
 @plants("stale-engine")
 def returned_with_old_weights(run: SyntheticRun) -> None:
     call = call_of(run, execution_id("second", 0, 0), 0)["call"]
     run.change(schema.segments, {"call": call}, version=0)
+
+
+@plants("stale-engine")
+def returned_with_old_weights_before_the_publish_was_over(run: SyntheticRun) -> None:
+    run.change(schema.updates, {"version": 2}, published_at=None)
+    returned_with_old_weights(run)
 
 
 @plants("served-while-away")
@@ -640,6 +649,6 @@ def execution_never_closed(run: SyntheticRun) -> None:
 
 @plants("execution-lost")
 def execution_dispatched_and_forgotten(run: SyntheticRun) -> None:
-    for entry in range(6, 9):
+    for entry in range(7, 11):
         state = run.row(schema.ledger, entry=entry)["state"]
         run.change(schema.ledger, {"entry": entry}, state=state | {"dispatched": 25})

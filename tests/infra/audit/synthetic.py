@@ -157,9 +157,10 @@ def _burst(run: SyntheticRun, burst: str, start: float, finished_before: int) ->
             published = start + 47 if step == 1 or burst == "second" else None
             _update(run, after, batch_id(burst, step), start + 40 + 5 * step, published)
         version = after
+    _ledger(run, "publish", None, start + 45.2, everything, everything, ("training", "training", "rollout"), version)
     _transition(run, "to_rollout", 1, start + 45.5, start + 46.5)
     _transition(run, "to_rollout", 0, start + 45.6, start + 46.8)
-    _transition(run, "publish", 0, start + 46.8, start + 47)
+    _transition(run, "publish", 2, start + 45.4, start + 46)
 
 
 def _versions(burst: str) -> tuple[int, int]:
@@ -253,7 +254,7 @@ def _call(
             "version_spans": [[version, len(output)]],
             "output_tokens": len(output),
             "finish": "stop",
-            "imposed": {"temperature": 1.0, "max_new_tokens": 8},
+            "imposed": {"temperature": 1.0, "max_call_tokens": 8, "budget": 8},
         },
     )
     parts = [(0, len(output) - 1, "abort"), (2, 1, "stop")] if moved else [(cell, len(output), "stop")]
@@ -307,6 +308,7 @@ def _group(
             "advantage": advantages[member],
             "target_tokens": sum(len(call.output) for call in calls[group, member].values()),
             "left_out": "evaluator_failed" if reward is None else None,
+            "staleness": 0,
         }
         for member, reward in enumerate(rewards)
     ]
@@ -454,7 +456,14 @@ def _transition(run: SyntheticRun, direction: str, cell: int, started: float, en
 
 
 def _ledger(
-    run: SyntheticRun, kind: str, cell: int, at: float, dispatched: int, finished: int, roles: tuple[str, ...]
+    run: SyntheticRun,
+    kind: str,
+    cell: int | None,
+    at: float,
+    dispatched: int,
+    finished: int,
+    roles: tuple[str, ...],
+    version: int | None = None,
 ) -> None:
     cells = [
         {"index": index, "role": role, "slots": SLOTS, "trains": True, "serving": role == "rollout"}
@@ -475,4 +484,6 @@ def _ledger(
         "move_under_way": False,
     }
     row = {"run": RUN, "at": at, "kind": kind, "cell": cell, "reasons": ["made_up"], "state": state}
+    if version is not None:
+        row["reasons"] = [f"version {version}", "changed"]
     run.add(schema.ledger, row | {"token": f"{kind}-{at}"})
