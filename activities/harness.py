@@ -17,7 +17,7 @@ from activities.endings import harness_run
 from activities.heartbeats import Heartbeat
 from harness_adapters.protocol import HarnessAdapter, HarnessOutcome, LaunchContext
 from harness_adapters.registry import adapter_named
-from infra.processes.job import Job, Result
+from infra.processes.job import Job, Result, write_atomically
 from infra.processes.launch import Runners, end_marked
 from infra.processes.limits import ProcessLimits
 from infra.records.executions import ExecutionRecords, ExecutionRow, execution_of
@@ -40,9 +40,9 @@ MOST_STARTS = 3
 class ProxyAdmin(Protocol):
     """What the harness host asks of the proxy's control API. Both are idempotent and raise Transient."""
 
-    async def register_execution(self, request: RegisterExecution) -> None: ...
+    async def register_execution(self, registration: RegisterExecution) -> None: ...
 
-    async def close_execution(self, execution: str) -> None: ...
+    async def end_execution(self, execution: str) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -58,11 +58,6 @@ class HarnessHost:
     keep_workspaces: bool = True
     load: Callable[[Path], Task] = load_task
     adapter: Callable[[str], HarnessAdapter] = adapter_named
-
-
-def endpoint_of(proxy_url: str, execution: str) -> str:
-    """Model endpoint of one execution. Its id is one path segment there, with dots for slashes."""
-    return f"{proxy_url}/x/{execution.replace('/', '.')}"
 
 
 class HarnessActivities:
@@ -93,6 +88,7 @@ class HarnessActivities:
         folder.make()
         if not folder.app.exists():
             copy_tree(task.environment, folder.app)
+        write_atomically(folder.spec, spec.model_dump_json())
         return folder.mint_token()
 
     async def _register(self, spec: ExecutionSpec, sha256: str, attempt: int) -> None:
@@ -121,6 +117,8 @@ class HarnessActivities:
             if not beat.must_stop():
                 raise  # another attempt, or another worker, takes up the living harness
             return await self._cancel(spec, folder)
+        # What the proxy still writes is durable when this returns, so the count below is the last one.
+        await self._host.proxy.end_execution(execution_of(spec))
         row = await self._row(spec)
         outcome = self._outcome(spec, folder, result) if result.end == "exited" else None
         return harness_run(result, outcome, model_calls=row.model_calls, call_limit=spec.limits.model_calls)
@@ -176,13 +174,14 @@ class HarnessActivities:
         return row
 
     def _context(self, spec: ExecutionSpec, folder: ExecutionFolder, task: Task) -> LaunchContext:
+        token = folder.mint_token()
         return LaunchContext(
             execution=execution_of(spec),
             instruction=task.instruction,
             workspace=folder.app,
             home=folder.home,
-            endpoint=endpoint_of(self._host.proxy_url, execution_of(spec)),
-            token=folder.mint_token(),
+            endpoint=f"{self._host.proxy_url}/x/{token}",
+            token=token,
             harness_root=self._host.harness_root,
             choice=spec.harness,
         )
@@ -218,8 +217,12 @@ class HarnessActivities:
 
         Also for one that was cancelled or never prepared. Raises StillHeld if processes cannot be ended.
         """
+        await self.finish(request)
+
+    async def finish(self, request: FinishExecution) -> None:
+        """`finish_execution` outside an activity: the host closes what a terminated workflow left behind."""
         spec, folder = request.spec, ExecutionFolder.of(self._host.workspaces, request.spec)
-        await self._host.proxy.close_execution(execution_of(spec))
+        await self._host.proxy.end_execution(execution_of(spec))
         await stop_everything(self._host.runners, folder, spec.limits.grace_seconds)
         await asyncio.to_thread(self._host.records.close, spec, request.run, request.evaluation)
         await asyncio.to_thread(folder.forget_secrets)

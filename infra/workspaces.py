@@ -4,7 +4,8 @@
         app/                 the workspace: starts as the task's environment/
         home/, tmp/          HOME and TMPDIR of the harness
         private/             mode 0700: not the agent's
-            token            the execution's secret, mode 0600
+            spec.json        what the execution was started with
+            token            the execution's secret, mode 0600; there until the execution is closed
             run-<n>/         job, runner and result of the n-th start of the harness
             pristine/        app/ as the agent left it
             grading-<n>/     tests, logs and home of the n-th grading
@@ -56,8 +57,17 @@ class ExecutionFolder:
         return self.private / "token"
 
     @property
+    def spec(self) -> Path:
+        return self.private / "spec.json"
+
+    @property
     def pristine(self) -> Path:
         return self.private / "pristine"
+
+    @classmethod
+    def unclosed(cls, workspaces: Path) -> "list[ExecutionFolder]":
+        """Folders of executions that were prepared and not closed, in order of their names."""
+        return [cls(token.parents[1]) for token in sorted(workspaces.glob("*/*/*/private/token"))]
 
     def run(self, number: int) -> Path:
         return self.private / f"run-{number}"

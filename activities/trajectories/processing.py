@@ -6,6 +6,7 @@ are side calls. The result is a pure function of the records and the execution's
 
 import asyncio
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 from sqlalchemy import Engine
@@ -21,16 +22,23 @@ from infra.records.executions import ExecutionRecords, Trajectory, execution_of
 from workflows.messages.execution import ExecutionSpec, ProcessedExecution
 
 
+class RecordsEnd(Protocol):
+    """The proxy: no further call, and every record durable when it returns. Idempotent; raises Transient."""
+
+    async def end_execution(self, execution: str) -> None: ...
+
+
 class ProcessingActivities:
     """Runs in the harness host."""
 
-    def __init__(self, engine: Engine, objects: ObjectStore) -> None:
-        self._engine, self._objects = engine, objects
+    def __init__(self, engine: Engine, objects: ObjectStore, proxy: RecordsEnd) -> None:
+        self._engine, self._objects, self._proxy = engine, objects, proxy
         self._records = ExecutionRecords(engine)
 
     @activity.defn(name="process_execution")
     async def process_execution(self, spec: ExecutionSpec) -> ProcessedExecution:
         """Store the trajectory of an execution and its counts. Raises AuditFailure when records contradict."""
+        await self._proxy.end_execution(execution_of(spec))
         return await asyncio.to_thread(self._process, spec)
 
     def _process(self, spec: ExecutionSpec) -> ProcessedExecution:

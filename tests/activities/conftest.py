@@ -31,10 +31,10 @@ class Notebook:
     registered: list[RegisterExecution] = field(default_factory=list)
     closed: list[str] = field(default_factory=list)
 
-    async def register_execution(self, request: RegisterExecution) -> None:
-        self.registered.append(request)
+    async def register_execution(self, registration: RegisterExecution) -> None:
+        self.registered.append(registration)
 
-    async def close_execution(self, execution: str) -> None:
+    async def end_execution(self, execution: str) -> None:
         self.closed.append(execution)
 
 

@@ -85,8 +85,8 @@ async def test_the_harness_sees_its_own_endpoint_and_token_and_nothing_of_ours(
     spec = make_spec(make_task("true"), "env > $GYRE_WORKSPACE/env")
     await live(host, environment, spec)
     seen = dict(line.split("=", 1) for line in (host.folder(spec).app / "env").read_text().splitlines() if "=" in line)
-    assert seen["OPENAI_BASE_URL"] == "http://127.0.0.1:9/x/test.execution.first.0007.00/v1"
-    assert seen["OPENAI_API_KEY"] == host.folder(spec).token.read_text()
+    token = host.folder(spec).token.read_text()
+    assert (seen["OPENAI_BASE_URL"], seen["OPENAI_API_KEY"]) == (f"http://127.0.0.1:9/x/{token}/v1", token)
     assert "TEMPORAL_API_KEY" not in seen
 
 
@@ -214,7 +214,7 @@ async def test_finish_closes_once(host, environment, make_task, make_spec):
     row = host.records.get(execution_of(spec))
     assert row is not None
     assert (row.state, row.outcome, row.reward, row.end_reason) == ("closed", "scored", 0.5, "submitted")
-    assert host.proxy.closed == [execution_of(spec)] * 2
+    assert host.proxy.closed == [execution_of(spec)] * 3
     secrets = host.folder(spec).private
     assert not host.folder(spec).token.exists()
     assert list(secrets.glob("run-*/job.json")) == []

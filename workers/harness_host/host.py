@@ -1,0 +1,99 @@
+"""The harness host: workspaces, harness processes, scoring and processing of one run.
+
+Two Temporal workers: one for short steps, one for the hours-long watchers, so that these never crowd out the others.
+Harness processes belong to runners of their own and outlive this process.
+"""
+
+import asyncio
+import contextlib
+import logging
+import signal
+from datetime import timedelta
+from pathlib import Path
+
+from temporalio.client import Client
+from temporalio.worker import Worker
+
+from activities.evaluation import EvaluationActivities
+from activities.harness import HarnessActivities, HarnessHost
+from activities.trajectories.processing import ProcessingActivities
+from infra.objects import ObjectStore
+from infra.processes.launch import Runners
+from infra.records.boots import next_boot
+from infra.records.database import open_database
+from infra.records.executions import ExecutionRecords
+from infra.routing import RoutingClient
+from infra.settings.run import RunManifest, Secrets, load_run
+from infra.temporal import FailureInterceptor, connect
+from workers.harness_host.orphans import OrphanSweep
+from workflows.messages import ids
+
+SHORT_STEPS = 8
+"""Workspaces prepared, graded or processed at once."""
+
+_log = logging.getLogger(__name__)
+
+
+async def serve(run_dir: Path) -> None:
+    """Serve the run until SIGTERM or SIGINT. Harnesses that run then live on."""
+    manifest = load_run(run_dir)
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    engine = open_database(manifest.database_url, create=True)
+    client = await connect(manifest)
+    async with RoutingClient(manifest.proxy_admin_url, Secrets.of(run_dir).admin_key) as proxy:
+        host = HarnessHost(
+            workspaces=manifest.workspaces,
+            harness_root=Path(manifest.root) / "var" / "harness",
+            proxy_url=manifest.proxy_url,
+            records=ExecutionRecords(engine),
+            runners=Runners(Path(manifest.root)),
+            proxy=proxy,
+        )
+        harness = HarnessActivities(host)
+        evaluation = EvaluationActivities(host.records, host.workspaces, host.runners)
+        processing = ProcessingActivities(engine, ObjectStore(manifest.object_store_url), proxy)
+        epoch = next_boot(engine, "harness-host")
+        async with workers(client, manifest, harness, evaluation, processing):
+            _log.info("harness host of run %s, boot %d, serves", manifest.run, epoch)
+            sweep = asyncio.create_task(OrphanSweep(client, host, harness).run())
+            await stop.wait()
+            sweep.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await sweep
+    engine.dispose()
+
+
+@contextlib.asynccontextmanager
+async def workers(
+    client: Client,
+    manifest: RunManifest,
+    harness: HarnessActivities,
+    evaluation: EvaluationActivities,
+    processing: ProcessingActivities,
+):
+    """Both workers of the host, running."""
+    short = Worker(
+        client,
+        task_queue=ids.harness_queue(manifest.run),
+        activities=[
+            harness.prepare_workspace,
+            harness.finish_execution,
+            evaluation.evaluate_workspace,
+            processing.process_execution,
+        ],
+        max_concurrent_activities=SHORT_STEPS,
+        interceptors=[FailureInterceptor()],
+        graceful_shutdown_timeout=timedelta(seconds=2),
+    )
+    watch = Worker(
+        client,
+        task_queue=ids.watch_queue(manifest.run),
+        activities=[harness.run_harness],
+        max_concurrent_activities=manifest.fleet.harness_slots,
+        interceptors=[FailureInterceptor()],
+        graceful_shutdown_timeout=timedelta(seconds=0),
+    )
+    async with short, watch:
+        yield short, watch
