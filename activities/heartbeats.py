@@ -3,9 +3,14 @@
 Cancel, pause and reset reach an activity only through its heartbeats.
 """
 
+import asyncio
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 from temporalio import activity
+
+_LOOK_SECONDS = 0.5
 
 
 class Heartbeat:
@@ -30,3 +35,20 @@ class Heartbeat:
         """
         details = activity.cancellation_details()
         return details is not None and details.cancel_requested
+
+
+@asynccontextmanager
+async def beating() -> AsyncIterator[None]:
+    """Heartbeat in the background while one long call runs inside an activity."""
+    beat = Heartbeat()
+
+    async def beats() -> None:
+        while True:
+            beat()
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    task = asyncio.create_task(beats())
+    try:
+        yield
+    finally:
+        task.cancel()

@@ -16,6 +16,7 @@ class PacedEngine(Message):
 
     tokens_per_second: float = Field(default=200.0, gt=0, description="of one request")
     prefill_tokens_per_second: float = Field(default=20000.0, gt=0)
+    script: str = Field(default="", description="file of scripted replies; empty: seeded tokens")
 
 
 class Fleet(Message):

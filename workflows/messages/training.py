@@ -119,7 +119,7 @@ class PullSnapshot(ActorRequest):
     version: int = Field(ge=0)
     checksum: Checksum
     manifest: BufferManifest
-    timeout_seconds: float = Field(30, gt=0)
+    timeout_seconds: float = Field(default=30, gt=0)
 
 
 class OpenBatch(ActorRequest):

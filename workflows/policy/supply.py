@@ -11,21 +11,36 @@ def supply(state: PolicyState) -> int:
     return min(state.ready_unassigned, needed)
 
 
+_ROUNDING = 1e-9
+"""A fraction is written in decimals: 0.28 of 25 groups are 7, though the product of the floats is a little more."""
+
+
 def threshold(state: PolicyState, cell: int) -> int:
     """Groups cell `cell` must see.
 
     A satellite: max(1, ceil(fraction * B)), so nobody joins near the end of a batch. The core: capped by what the
     batch still needs, or a core that comes back late would wait for ever.
     """
-    share = ceil(state.supply_fraction * state.groups_per_step)
+    share = ceil(state.supply_fraction * state.groups_per_step - _ROUNDING)
     if cell == 0 and state.batch is not None:
         share = min(share, state.batch.needed)
     return max(1, share)
 
 
+def supply_holds(state: PolicyState, cell: int) -> bool:
+    """Whether cell `cell` sees enough training data now.
+
+    A batch that needs no more groups is ended by the core alone. A core that was lost after the last group had been
+    assigned comes back to exactly that, so then the test holds for it: no supply will ever come.
+    """
+    if cell == 0 and state.batch is not None and state.batch.needed == 0:
+        return state.groups_per_step > 0
+    return supply(state) >= threshold(state, cell)
+
+
 def hold_after(state: PolicyState, cell: int, hold: Hold | None) -> Hold | None:
     """The hold after looking at `state`: kept while the test holds for the same cell, restarted by any dip."""
-    if supply(state) < threshold(state, cell):
+    if not supply_holds(state, cell):
         return None
     if hold is not None and hold.cell == cell and hold.since <= state.now:
         return hold

@@ -36,12 +36,12 @@ def decide(state: PolicyState, hold: Hold | None) -> tuple[Decision, Hold | None
     left = state.capacity - mover.slots
     if state.waterlevel > left:
         return _refuse(mover.index, Reason.CAPACITY, f"w {state.waterlevel} > C_R - C_e {left}"), hold
-    held = state.now - hold.since
-    if held < state.hold_seconds:
-        wait = state.hold_seconds - held
-        detail = f"supply has held {held:.1f} of {state.hold_seconds:g} s"
-        return _refuse(mover.index, Reason.HOLD, detail, recheck_seconds=wait), hold
-    detail = f"w {state.waterlevel} <= C_R - C_e {left}, supply {supply(state)} >= {threshold(state, mover.index)}"
+    # Compared as moments, not as durations: now + recheck_seconds then really is the moment at which this passes.
+    due = hold.since + state.hold_seconds
+    if state.now < due:
+        detail = f"supply has held {state.now - hold.since:.1f} of {state.hold_seconds:g} s"
+        return _refuse(mover.index, Reason.HOLD, detail, recheck_seconds=due - state.now), hold
+    detail = f"w {state.waterlevel} <= C_R - C_e {left}, {_supply_text(state, mover.index)}"
     return Decision(verdict=Verdict.MOVE, cell=mover.index, reason=Reason.ALL_TESTS_PASS, detail=detail), None
 
 
@@ -67,6 +67,12 @@ def after_publish(state: PolicyState, groups_needed: int) -> PolicyState:
     )
     batch = BatchView(batch="next", needed=groups_needed)
     return state.model_copy(update={"cells": cells, "batch": batch, "groups_per_step": groups_needed})
+
+
+def _supply_text(state: PolicyState, cell: int) -> str:
+    if state.batch is not None and state.batch.needed == 0:
+        return "the batch has all its groups and waits for the core"
+    return f"supply {supply(state)} >= {threshold(state, cell)}"
 
 
 def _refuse(cell: int | None, reason: Reason, detail: str, recheck_seconds: float | None = None) -> Decision:

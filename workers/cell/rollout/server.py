@@ -1,4 +1,4 @@
-"""The real SGLang server as a child process of the cell worker: started, awaited, watched, ended.
+"""A rollout engine as a child process of the cell worker: started, awaited, watched, ended.
 
 It lives in a process group of its own (SGLang starts more processes) and dies with the process that started it, see
 `leash`. All it says goes to one log file.
@@ -9,6 +9,8 @@ import os
 import signal
 import subprocess
 import sys
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from pathlib import Path
 from typing import BinaryIO
 
@@ -20,12 +22,20 @@ TAIL_BYTES = 4000
 POLL_SECONDS = 0.1
 
 
-class EngineServer:
-    """One life of an engine. Start it from the main thread."""
+class ChildServer(ABC):
+    """One life of an engine process. Start it from the main thread."""
 
-    def __init__(self, parameters: EngineParameters, log_path: Path) -> None:
-        self.parameters, self.log_path = parameters, log_path
+    def __init__(self, log_path: Path) -> None:
+        self.log_path = log_path
         self._process: subprocess.Popen[bytes] | None = None
+
+    @abstractmethod
+    def command(self) -> list[str]:
+        """The command line."""
+
+    @abstractmethod
+    def environment(self, base: Mapping[str, str]) -> dict[str, str]:
+        """The whole environment of the process."""
 
     @property
     def pid(self) -> int | None:
@@ -49,12 +59,12 @@ class EngineServer:
         log: BinaryIO
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(
-                [*leash, *command_line(self.parameters)],
+                [*leash, *self.command()],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                env=environment(self.parameters, os.environ),
+                env=self.environment(os.environ),
             )
 
     async def ready(self, client: EngineClient, timeout_seconds: float = 240.0) -> None:
@@ -102,3 +112,17 @@ class EngineServer:
             os.killpg(self._process.pid, number)
         except ProcessLookupError:
             return
+
+
+class EngineServer(ChildServer):
+    """One life of a real SGLang server."""
+
+    def __init__(self, parameters: EngineParameters, log_path: Path) -> None:
+        super().__init__(log_path)
+        self.parameters = parameters
+
+    def command(self) -> list[str]:
+        return command_line(self.parameters)
+
+    def environment(self, base: Mapping[str, str]) -> dict[str, str]:
+        return environment(self.parameters, base)

@@ -122,6 +122,11 @@ class Accumulator:
         return batch in self._ended
 
     @property
+    def count(self) -> int:
+        """Micro-steps in the sum; safe to ask from another thread."""
+        return len(self._entries)
+
+    @property
     def accumulated(self) -> tuple[Accumulated, ...]:
         """What is really in the sum, by index."""
         return tuple(Accumulated(index=index, attempt=self._entries[index].attempt) for index in sorted(self._entries))

@@ -106,7 +106,7 @@ class TrainingActor:
             checksum=held.checksum if held else None,
             batch=self._books.batch,
             phase=self._books.phase,
-            accumulated=len(self._books.accumulated),
+            accumulated=self._books.count,
             busy=busy,
             optimizer_steps=self._optimizer.steps if self._optimizer else None,
             resources=self._resources(),
@@ -358,9 +358,9 @@ class TrainingActor:
         )
 
     def _resources(self) -> m.ResourceReply:
-        stat = read_stat(os.getpid())
+        stat, gradients = read_stat(os.getpid()), self._gradients
         return m.ResourceReply(
-            gradient_bytes=self._gradients.bytes if self._gradients else 0,
+            gradient_bytes=gradients.bytes if gradients else 0,
             snapshot_bytes=self._snapshots.bytes,
             pins=self._snapshots.pins,
             resident_bytes=stat.resident_pages * os.sysconf("SC_PAGE_SIZE") if stat else 0,

@@ -91,7 +91,8 @@ class ActorServer:
     async def _status(self, request: Request) -> Response:
         if not self._is_authorized(request):
             return _unauthorized()
-        return _answer(200, self._actor.status(busy=self._waiting > 0))
+        # Not in the event loop: while a large snapshot is being copied, the look at its pins waits.
+        return _answer(200, await asyncio.to_thread(self._actor.status, busy=self._waiting > 0))
 
     def _is_authorized(self, request: Request) -> bool:
         return hmac.compare_digest(request.headers.get("authorization", "").encode(), self._authorization)

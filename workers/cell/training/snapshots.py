@@ -52,17 +52,20 @@ class Snapshots:
 
     def release(self, pin: str) -> None:
         """End a pin; one that has ended already changes nothing."""
-        if self._published is not None:
-            self._published.release(pin)
+        published = self._published
+        if published is not None:
+            published.release(pin)
 
     @property
     def pins(self) -> int:
-        return self._published.pins() if self._published is not None else 0
+        published = self._published
+        return published.pins() if published is not None else 0
 
     @property
     def bytes(self) -> int:
         """Registered memory, at most two slots."""
-        return 0 if self._published is None or self._published.version is None else 8 * self._layout.elements
+        published = self._published
+        return 0 if published is None or published.version is None else 8 * self._layout.elements
 
     def close(self) -> None:
         """Free the slots. Raises StillHeld while somebody reads."""

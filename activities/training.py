@@ -1,0 +1,218 @@
+"""A training cell's part in a batch: join, work on the stream, seal, combine (the core), release.
+
+Fencing is the actor's: it refuses another boot, an older lease, other weights, a batch that is over.
+"""
+
+import asyncio
+from typing import Any
+
+from temporalio import activity
+from temporalio.client import Client
+
+from activities.cell import Cell
+from activities.heartbeats import beating
+from activities.weights import ensure_actor_weights
+from infra.logprob_gaps import percentile
+from infra.records.batches import add_claim, finish_claim
+from workflows.messages.batch import (
+    Accepted,
+    CombineUpdate,
+    JoinBatch,
+    MicroStepDone,
+    MicroStepTask,
+    ReleaseBatch,
+    SealBatch,
+    Sealed,
+    UpdateApplied,
+)
+from workflows.messages.errors import Fenced, VersionMismatch
+from workflows.messages.scheduling import Weights
+from workflows.messages.training import (
+    BatchPhase,
+    BatchRequest,
+    Combine,
+    Commit,
+    OpenBatch,
+    Participant,
+    Resume,
+    RunMicroStep,
+    SealReply,
+    TokenMetrics,
+)
+
+
+class TrainingActivities:
+    """Runs on a cell's own queue; `run_micro_step` on the stream queue of the batch it has joined."""
+
+    def __init__(self, cell: Cell, client: Client) -> None:
+        self._cell, self._client = cell, client
+
+    @activity.defn(name="join_batch")
+    async def join_batch(self, request: JoinBatch) -> None:
+        """Hold exactly the batch's weights, accumulate for it, then serve its stream. Repeating it changes nothing.
+
+        A sealed batch is opened again with what it has; an update that was applied but never recorded is taken back.
+        Raises VersionMismatch when these weights are nowhere to be had.
+        """
+        cell, fence = self._cell, await self._fence()
+        async with beating():
+            status = await cell.actor.status()
+            if status.batch is not None and status.batch != request.batch:
+                raise Fenced(f"cell {cell.index} still holds {status.batch}")
+            if status.phase is BatchPhase.APPLIED:
+                await cell.actor.take_back(BatchRequest(**fence, batch=request.batch))
+            if not await ensure_actor_weights(cell, request.weights, fence["lease_epoch"]):
+                raise VersionMismatch(f"cell {cell.index} has no way to version {request.weights.version}")
+            await cell.actor.resume(Resume(**fence))
+            await cell.actor.open_batch(
+                OpenBatch(
+                    **fence,
+                    batch=request.batch,
+                    version=request.weights.version,
+                    checksum=request.weights.checksum,
+                )
+            )
+            await cell.stream.open(request.batch, request.in_flight_depth)
+
+    @activity.defn(name="run_micro_step")
+    async def run_micro_step(self, task: MicroStepTask) -> MicroStepDone:
+        """Claim one micro-step: say so, accumulate its gradient, report the attempt that is in the sum."""
+        cell, step, attempt = self._cell, task.micro_step, task.emission
+        claim = {"batch": step.batch, "micro_step": step.index, "attempt": attempt}
+        async with beating():
+            await asyncio.to_thread(
+                add_claim,
+                cell.records,
+                **claim,
+                cell=cell.index,
+                boot_epoch=cell.boot_epoch,
+                version=task.weights.version,
+            )
+            await self._client.get_workflow_handle(step.batch).signal("claimed", step.index)
+            reply = await cell.actor.run_micro_step(
+                RunMicroStep(
+                    **await self._fence(),
+                    micro_step=step,
+                    attempt=attempt,
+                    clip_low=task.clip_low,
+                    clip_high=task.clip_high,
+                    truncate_ratio=task.truncate_ratio,
+                )
+            )
+            metrics = {**figures(reply.metrics), "seconds": reply.seconds}
+            await asyncio.to_thread(finish_claim, cell.records, **claim, metrics=metrics)
+        accepted = Accepted(index=reply.index, attempt=reply.attempt, cell=reply.cell, boot_epoch=reply.boot_epoch)
+        return MicroStepDone(accepted=accepted, loss=reply.metrics.loss_sum, metrics=metrics)
+
+    @activity.defn(name="seal_batch")
+    async def seal_batch(self, request: SealBatch) -> Sealed:
+        """Leave the stream, then say what is really in the sum."""
+        async with beating():
+            await self._cell.stream.close()
+            sealed = await self._cell.actor.seal(BatchRequest(**await self._fence(), batch=request.batch))
+            status = await self._cell.actor.status()
+        return Sealed(
+            cell=sealed.cell,
+            boot_epoch=sealed.boot_epoch,
+            accumulated=_pairs(sealed),
+            weights=Weights(version=sealed.version, checksum=status.checksum or ""),
+            metrics=figures(sealed.metrics),
+        )
+
+    @activity.defn(name="combine_update")
+    async def combine_update(self, request: CombineUpdate) -> UpdateApplied:
+        """At the core: read and sum the participants' gradients, one update, durable as a checkpoint.
+
+        Raises Fenced when a participant no longer holds what the batch accepted, ActorUnavailable or TransferFailed
+        when it cannot be read.
+        """
+        async with beating():
+            sealed = {account.cell: await self._sealed(account, request.batch) for account in request.participants}
+            own = sealed.get(self._cell.index)
+            reply = await self._cell.actor.combine(
+                Combine(
+                    **await self._fence(),
+                    batch=request.batch,
+                    own=own.accumulated if own else (),
+                    participants=tuple(
+                        Participant(
+                            cell=other.cell,
+                            boot_epoch=other.boot_epoch,
+                            accumulated=other.accumulated,
+                            manifest=other.manifest,
+                        )
+                        for cell, other in sorted(sealed.items())
+                        if cell != self._cell.index and other.manifest is not None
+                    ),
+                    valid_executions=request.normalizer,
+                    learning_rate=request.learning_rate,
+                    betas=request.betas,
+                    weight_decay=request.weight_decay,
+                    max_grad_norm=request.max_grad_norm,
+                    counters=dict[str, Any](request.counters),
+                )
+            )
+        metrics = TokenMetrics()
+        for account in sealed.values():
+            metrics = metrics.merged(account.metrics)
+        return UpdateApplied(
+            weights=Weights(version=reply.version, checksum=reply.checksum),
+            checkpoint=reply.checkpoint.name if reply.checkpoint else "",
+            grad_norm=reply.grad_norm or 0.0,
+            metrics={**figures(metrics), "grad_norm": reply.grad_norm or 0.0, "combine_seconds": reply.seconds},
+        )
+
+    async def _sealed(self, account: Sealed, batch: str) -> SealReply:
+        """The participant's sealed gradient, still exactly the one that the batch accepted."""
+        own = account.cell == self._cell.index
+        actor = self._cell.actor if own else self._cell.peer_actor(account.cell)
+        try:
+            status = await actor.status()
+            request = BatchRequest(boot_epoch=account.boot_epoch, lease_epoch=status.lease_epoch, batch=batch)
+            reply = await actor.seal(request)
+        finally:
+            if not own:
+                await actor.close()
+        if _pairs(reply) != account.accumulated:
+            raise Fenced(f"cell {account.cell} no longer holds what the batch accepted")
+        return reply
+
+    @activity.defn(name="release_batch")
+    async def release_batch(self, request: ReleaseBatch) -> None:
+        """The update is committed: the gradient may go. With `discard` it never counted."""
+        async with beating():
+            await self._cell.stream.close()
+            status, fence = await self._cell.actor.status(), await self._fence()
+            if status.batch != request.batch and not self._cell.is_core:
+                return
+            if request.discard:
+                if status.phase is BatchPhase.APPLIED:
+                    await self._cell.actor.take_back(BatchRequest(**fence, batch=request.batch))
+                await self._cell.actor.discard(BatchRequest(**fence, batch=request.batch))
+            else:
+                await self._cell.actor.commit(Commit(**fence, batch=request.batch))
+
+    async def _fence(self) -> dict[str, int]:
+        """This boot, and whatever lease the cell's actor has seen last: batch steps do not outrank role changes."""
+        status = await self._cell.actor.status()
+        return {"boot_epoch": self._cell.boot_epoch, "lease_epoch": status.lease_epoch}
+
+
+def figures(metrics: TokenMetrics) -> dict[str, float]:
+    """A step's token metrics as plain numbers. Log-probs are natural, per token."""
+    tokens = max(1, metrics.tokens)
+    return {
+        "target_tokens": float(metrics.tokens),
+        "loss_sum": metrics.loss_sum,
+        "ratio_mean": metrics.ratio_sum / tokens,
+        "ratio_max": metrics.ratio_max,
+        "clip_fraction": metrics.clipped_tokens / tokens,
+        "kl_to_behaviour": metrics.kl_sum / tokens,
+        "logprob_gap_mean": metrics.gap_sum / tokens,
+        "logprob_gap_p999": percentile(metrics.gaps, 0.999),
+        "logprob_gap_max": metrics.gap_max,
+    }
+
+
+def _pairs(sealed: SealReply) -> tuple[tuple[int, int], ...]:
+    return tuple(sorted((entry.index, entry.attempt) for entry in sealed.accumulated))

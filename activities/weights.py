@@ -1,0 +1,141 @@
+"""Bringing a rollout engine to one weight version, and proving that it is there.
+
+The weights come from the cell's own training actor when it holds (or can read from the core, one-sided) exactly that
+version; it writes them to memory-backed storage and the engine loads them from there. A version the core has moved on
+from comes from its committed checkpoint. What was loaded is verified by checksum on both sides.
+"""
+
+import asyncio
+import logging
+from pathlib import Path
+
+from temporalio import activity
+
+from activities.cell import Cell
+from activities.heartbeats import beating
+from infra.checkpoints import CheckpointStore
+from infra.records.batches import checkpoint_of
+from workflows.messages.cell_steps import EngineVerified, LoadWeights
+from workflows.messages.errors import ActorUnavailable, Fenced, TransferFailed, VersionMismatch
+from workflows.messages.scheduling import Weights
+from workflows.messages.training import (
+    ActorRequest,
+    ActorStatus,
+    ExportWeights,
+    ExposeSnapshot,
+    PullSnapshot,
+    ReleaseSnapshot,
+)
+
+_log = logging.getLogger(__name__)
+
+
+class WeightsActivities:
+    """Runs on a cell's own queue."""
+
+    def __init__(self, cell: Cell) -> None:
+        self._cell = cell
+        self._folders: dict[int, Path] = {}
+
+    @activity.defn(name="load_weights")
+    async def load_weights(self, request: LoadWeights) -> None:
+        """Load the version unless the engine holds it already."""
+        self._cell.fence.check(request.lease)
+        async with beating():
+            folder = await self._folder(request.weights, request.lease)
+            self._folders = {request.weights.version: folder}
+            try:
+                await self._verify(request.weights)
+            except VersionMismatch:
+                await self._cell.engine.update_weights_from_disk(str(folder), str(request.weights.version))
+                if self._cell.linker is None:
+                    await self._cell.engine.flush_cache(2.0)
+
+    @activity.defn(name="verify_engine")
+    async def verify_engine(self, request: LoadWeights) -> EngineVerified:
+        """Raises VersionMismatch unless the engine itself reports this version and these tensors."""
+        self._cell.fence.check(request.lease)
+        async with beating():
+            await self._verify(request.weights)
+        return EngineVerified(weights=request.weights)
+
+    async def _verify(self, weights: Weights) -> None:
+        info = await self._cell.engine.model_info()
+        if info.weight_version != str(weights.version):
+            raise VersionMismatch(f"the engine serves version {info.weight_version}, not {weights.version}")
+        folder = self._folders.get(weights.version)
+        if folder is None:
+            raise VersionMismatch(f"version {weights.version} was not loaded by this boot of the cell")
+        reported = await self._cell.engine.weights_checksum()
+        await asyncio.to_thread(self._cell.proof.verify, folder, weights, reported.total, dict(reported.tensors))
+
+    async def _folder(self, weights: Weights, lease: int) -> Path:
+        """A model folder with exactly these weights."""
+        if weights.version == 0:
+            return self._cell.base_model
+        if await ensure_actor_weights(self._cell, weights, lease):
+            target = self._cell.published / f"v{weights.version:08d}"
+            await asyncio.to_thread(self._cell.published.mkdir, parents=True, exist_ok=True)
+            await self._cell.actor.export(
+                ExportWeights(
+                    boot_epoch=self._cell.boot_epoch,
+                    lease_epoch=lease,
+                    folder=str(target),
+                    version=weights.version,
+                    checksum=weights.checksum,
+                )
+            )
+            await asyncio.to_thread(_keep_newest, self._cell.published, target)
+            return target
+        name = await asyncio.to_thread(checkpoint_of, self._cell.records, weights)
+        if not name:
+            raise VersionMismatch(f"version {weights.version} is neither at the core nor committed as a checkpoint")
+        found = CheckpointStore(self._cell.checkpoints).find(weights.version, weights.checksum)
+        return found.folder
+
+
+async def ensure_actor_weights(cell: Cell, weights: Weights, lease: int) -> bool:
+    """Whether the cell's actor holds `weights` now; a satellite reads them from the core if the core has them."""
+    status = await cell.actor.status()
+    if _holds(status, weights):
+        return True
+    if cell.is_core:
+        return False
+    core = cell.peer_actor(0)
+    try:
+        core_status = await core.status()
+        if not _holds(core_status, weights):
+            return False
+        fence = ActorRequest(boot_epoch=core_status.boot_epoch, lease_epoch=core_status.lease_epoch).model_dump()
+        snapshot = await core.expose_snapshot(ExposeSnapshot(**fence, version=weights.version))
+        try:
+            await cell.actor.pull_snapshot(
+                PullSnapshot(
+                    boot_epoch=cell.boot_epoch,
+                    lease_epoch=max(lease, status.lease_epoch),
+                    version=weights.version,
+                    checksum=weights.checksum,
+                    manifest=snapshot.manifest,
+                )
+            )
+        finally:
+            await core.release_snapshot(ReleaseSnapshot(**fence, pin=snapshot.pin))
+    except (ActorUnavailable, TransferFailed, VersionMismatch, Fenced) as error:
+        _log.warning("cell %d cannot read version %d from the core: %s", cell.index, weights.version, error)
+        return False
+    finally:
+        await core.close()
+    return True
+
+
+def _holds(status: ActorStatus, weights: Weights) -> bool:
+    return status.version == weights.version and status.checksum == weights.checksum
+
+
+def _keep_newest(folder: Path, keep: Path) -> None:
+    """Memory-backed storage holds one version per cell."""
+    import shutil
+
+    for other in folder.iterdir():
+        if other != keep:
+            shutil.rmtree(other, ignore_errors=True)

@@ -1,0 +1,157 @@
+"""What the control worker hosts, and the start of a run's long-lived workflows."""
+
+import asyncio
+import logging
+import signal
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pydantic
+from sqlalchemy import Engine
+from temporalio.client import Client
+from temporalio.common import WorkflowIDConflictPolicy
+from temporalio.worker import Worker
+from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxRestrictions
+
+from activities.executions import ExecutionActivities
+from activities.ledger import LedgerActivities
+from activities.routing import RoutingActivities
+from activities.tasks import TaskActivities
+from activities.trajectories.admission import AdmissionActivities
+from activities.trajectories.packing import PackingActivities
+from infra.objects import ObjectStore
+from infra.records.batches import committed_weights
+from infra.records.boots import next_boot
+from infra.records.database import open_database
+from infra.routing.client import RoutingClient
+from infra.settings.run import RunManifest, Secrets, load_run
+from infra.temporal.client import connect
+from infra.temporal.failures import FailureInterceptor
+from workers.registration import activities_of
+from workflows.batch import TrainingBatch
+from workflows.books import SchedulerState
+from workflows.burst import Burst
+from workflows.campaign import Campaign
+from workflows.cell import Cell, CellState
+from workflows.cell_table import CellEntry
+from workflows.execution import AgentExecution
+from workflows.messages import ids
+from workflows.messages.scheduling import RunSpec, Weights
+from workflows.parking import StepAborted, StepSkipped
+from workflows.scheduler import Scheduler
+from workflows.steps import Queue
+from workflows.transition import RoleTransition
+
+_log = logging.getLogger(__name__)
+
+WORKFLOWS: list[type] = [AgentExecution, Burst, Campaign, Cell, RoleTransition, Scheduler, TrainingBatch]
+FAILURES: Sequence[type[BaseException]] = (pydantic.ValidationError, StepSkipped, StepAborted)
+"""Exceptions that fail a workflow; any other is a bug of ours and keeps its task pending until a fix is deployed."""
+
+_LOOK_SECONDS = 0.5
+
+
+def workflow_runner() -> SandboxedWorkflowRunner:
+    """The sandbox; our own pure packages and pydantic pass through it instead of being imported per workflow."""
+    passed = (
+        "workflows.messages",
+        "workflows.policy",
+        "workflows.steps",
+        "pydantic",
+        "pydantic_core",
+        "annotated_types",
+    )
+    return SandboxedWorkflowRunner(restrictions=SandboxRestrictions.default.with_passthrough_modules(*passed))
+
+
+def workflow_worker(client: Client, *, max_cached_workflows: int = 500) -> Worker:
+    """Hosts every workflow. The low sticky time-out lets another worker take over quickly after a kill."""
+    return Worker(
+        client,
+        task_queue=ids.WORKFLOW_QUEUE,
+        workflows=WORKFLOWS,
+        workflow_runner=workflow_runner(),
+        workflow_failure_exception_types=FAILURES,
+        max_cached_workflows=max_cached_workflows,
+        sticky_queue_schedule_to_start_timeout=timedelta(seconds=2),
+        graceful_shutdown_timeout=timedelta(seconds=5),
+    )
+
+
+def control_activities(
+    manifest: RunManifest, client: Client, engine: Engine, router: RoutingClient
+) -> list[Callable[..., Any]]:
+    """Everything of the control queue, with its clients injected."""
+    return activities_of(
+        Queue.CONTROL,
+        TaskActivities(manifest),
+        ExecutionActivities(client, engine),
+        LedgerActivities(engine),
+        AdmissionActivities(engine),
+        PackingActivities(engine, ObjectStore(manifest.object_store_url)),
+        RoutingActivities(router),
+    )
+
+
+async def serve(run_dir: Path) -> None:
+    """Serve until TERM or INT."""
+    manifest = load_run(run_dir)
+    engine = open_database(manifest.database_url)
+    epoch = next_boot(engine, "control")
+    client = await connect(manifest)
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    async with RoutingClient(manifest.proxy_admin_url, Secrets.of(manifest.folder).admin_key) as router:
+        activities = Worker(
+            client,
+            task_queue=ids.control_queue(manifest.run),
+            activities=control_activities(manifest, client, engine, router),
+            interceptors=[FailureInterceptor()],
+            max_concurrent_activities=32,
+            graceful_shutdown_timeout=timedelta(seconds=5),
+        )
+        async with workflow_worker(client), activities:
+            _log.info("control worker, boot %d, serves run %s", epoch, manifest.run)
+            begin = asyncio.create_task(begin_run(manifest, client, engine))
+            begin.add_done_callback(_log_failure)
+            await stop.wait()
+            begin.cancel()
+
+
+async def begin_run(manifest: RunManifest, client: Client, engine: Engine) -> None:
+    """Start Scheduler and Cells as soon as the core has recorded the weights the run begins with."""
+    while (found := await asyncio.to_thread(committed_weights, engine)) is None:
+        await asyncio.sleep(_LOOK_SECONDS)
+    await start_run(manifest, client, found[0])
+
+
+async def start_run(manifest: RunManifest, client: Client, weights: Weights) -> None:
+    """Start the run's long-lived workflows; those that run already go on untouched."""
+    fleet = manifest.fleet
+    spec = RunSpec(run=fleet.run, cells=fleet.cells, weights=weights, kv_handoff=fleet.kv_handoff)
+    entries = tuple(CellEntry(spec=cell) for cell in fleet.cells)
+    await client.start_workflow(
+        Scheduler.run,
+        SchedulerState(spec=spec, weights=weights, cells=entries),
+        id=ids.scheduler_id(fleet.run),
+        task_queue=ids.WORKFLOW_QUEUE,
+        id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
+        static_summary=f"run {fleet.run}: {len(fleet.cells)} cells",
+    )
+    for cell in fleet.cells:
+        await client.start_workflow(
+            Cell.run,
+            CellState(run=fleet.run, spec=cell, weights=weights),
+            id=ids.cell_workflow_id(fleet.run, cell.index),
+            task_queue=ids.WORKFLOW_QUEUE,
+            id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
+            static_summary="core" if cell.index == 0 else f"satellite {cell.index}",
+        )
+
+
+def _log_failure(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and task.exception() is not None:
+        _log.error("the run's workflows could not be started", exc_info=task.exception())

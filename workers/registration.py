@@ -1,0 +1,32 @@
+"""Workers register exactly the activities that the table of steps gives to their kind of queue."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from temporalio import activity
+
+from workflows.steps import Queue, steps_of
+
+
+def activities_of(queue: Queue, *hosts: object) -> list[Callable[..., Any]]:
+    """The activity methods of `hosts` that belong on `queue`.
+
+    Raises RuntimeError when the table names a step that no host has: a workflow would wait for it for ever.
+    """
+    found: dict[str, Callable[..., Any]] = {}
+    for host in hosts:
+        for name in dir(host):
+            method = getattr(host, name)
+            definition = getattr(method, "__temporal_activity_definition", None)
+            if definition is not None and definition.name:
+                found[definition.name] = method
+    wanted = steps_of(queue)
+    missing = sorted(wanted - found.keys())
+    if missing:
+        raise RuntimeError(f"no activity for the steps {', '.join(missing)} of queue {queue.value}")
+    return [found[name] for name in sorted(wanted)]
+
+
+def names_of(methods: Sequence[Callable[..., Any]]) -> list[str]:
+    """Registered names, for tests and logs."""
+    return [str(activity._Definition.must_from_callable(method).name) for method in methods]
