@@ -17,21 +17,24 @@ VENV := .venv
 BIN := $(VENV)/bin
 DONE := $(VENV)/done
 LOCK := requirements/lock.txt
-HARNESS := var/harness/mini-swe-agent
+HARNESS_DONE := var/harness/mini-swe-agent/installed-from.sha256
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: help setup demo check test test-fast test-slow doctor
+.PHONY: help setup runtime demo check test test-fast test-slow doctor
 
 help:
 	@echo "make setup | demo | test | test-fast | test-slow | check | doctor   (README.md says more)"
 
-setup: $(DONE)/dev $(DONE)/system $(BIN)/gyre $(HARNESS)/.done
+setup: runtime $(DONE)/dev
 
-demo: setup
+# What runs the product, without the tools of its tests.
+runtime: $(DONE)/sglang $(DONE)/system $(BIN)/gyre $(HARNESS_DONE)
+
+demo: runtime
 	@$(BIN)/gyre demo
 
-doctor: setup
+doctor: runtime
 	@$(BIN)/gyre doctor
 
 check: setup
@@ -90,8 +93,7 @@ $(BIN)/gyre: infra/deploy/gyre.sh $(DONE)/python
 	@install -m 755 infra/deploy/gyre.sh $@
 
 # The harness keeps an environment of its own, made by its adapter.
-$(HARNESS)/.done: requirements/harness-mini-swe-agent.txt $(DONE)/runtime
+$(HARNESS_DONE): requirements/harness-mini-swe-agent.lock.txt $(DONE)/runtime
 	@echo "setup: mini-swe-agent, in an environment of its own"
-	@mkdir -p $(HARNESS)
-	@$(BIN)/python -c 'from pathlib import Path; from harness_adapters.mini_swe_agent import install; install(Path("$(HARNESS)").resolve())'
+	@$(BIN)/python -m harness_adapters.install mini-swe-agent --into var/harness
 	@touch $@

@@ -38,7 +38,6 @@ def examine(root: Path) -> list[Finding]:
         check_memory(psutil.virtual_memory().available),
         check_shared_memory(Path("/dev/shm")),
         check_ports(),
-        check_harness(root / "var" / "harness" / "mini-swe-agent"),
     ]
 
 
@@ -114,11 +113,3 @@ def check_ports() -> Finding:
     except (GyreError, OSError) as error:
         return fail("ports", str(error), "ss -ltnp  # shows who holds them")
     return ok("ports", f"{_PORTS} free on loopback")
-
-
-def check_harness(folder: Path) -> Finding:
-    """mini-swe-agent lives in an environment of its own."""
-    fix = f"rm -rf {folder} && make setup"
-    if not (folder / ".done").exists():
-        return fail("harness", f"mini-swe-agent is not installed in {folder}", fix)
-    return ok("harness", f"mini-swe-agent in {folder}")

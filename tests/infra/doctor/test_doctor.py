@@ -1,7 +1,7 @@
 from pathlib import Path
 
 from infra.doctor import Verdict, examine
-from infra.doctor.machine import check_cores, check_harness, check_library, check_memory, check_python
+from infra.doctor.machine import check_cores, check_library, check_memory, check_python
 from infra.doctor.packages import TOP_PACKAGES, check_own_packages, lock_differences, pins
 
 ROOT = Path(__file__).parents[3]
@@ -39,13 +39,6 @@ def test_what_is_missing_fails_and_what_is_tight_warns():
     assert check_cores(1).verdict is Verdict.WARN
     assert check_memory(3 << 30).verdict is Verdict.WARN
     assert check_memory(13 << 30).verdict is Verdict.OK
-
-
-def test_the_harness_environment_is_looked_for(tmp_path):
-    missing = check_harness(tmp_path)
-    assert (missing.verdict, "make setup" in missing.fix) == (Verdict.FAIL, True)
-    (tmp_path / ".done").touch()
-    assert check_harness(tmp_path).verdict is Verdict.OK
 
 
 def test_every_finding_that_is_not_fine_names_a_command():
