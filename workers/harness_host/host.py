@@ -26,7 +26,9 @@ from infra.routing import RoutingClient
 from infra.settings.run import RunManifest, Secrets, load_run
 from infra.temporal import FailureInterceptor, connect
 from workers.harness_host.orphans import OrphanSweep
+from workers.registration import activities_of
 from workflows.messages import ids
+from workflows.steps import Queue
 
 SHORT_STEPS = 8
 """Workspaces prepared, graded or processed at once."""
@@ -55,7 +57,7 @@ async def serve(run_dir: Path) -> None:
         evaluation = EvaluationActivities(host.records, host.workspaces, host.runners)
         processing = ProcessingActivities(engine, ObjectStore(manifest.object_store_url), proxy)
         epoch = next_boot(engine, "harness-host")
-        async with workers(client, manifest, harness, evaluation, processing):
+        async with both_workers(client, manifest, harness, evaluation, processing):
             _log.info("harness host of run %s, boot %d, serves", manifest.run, epoch)
             sweep = asyncio.create_task(OrphanSweep(client, host, harness).run())
             await stop.wait()
@@ -66,7 +68,7 @@ async def serve(run_dir: Path) -> None:
 
 
 @contextlib.asynccontextmanager
-async def workers(
+async def both_workers(
     client: Client,
     manifest: RunManifest,
     harness: HarnessActivities,
@@ -77,12 +79,7 @@ async def workers(
     short = Worker(
         client,
         task_queue=ids.harness_queue(manifest.run),
-        activities=[
-            harness.prepare_workspace,
-            harness.finish_execution,
-            evaluation.evaluate_workspace,
-            processing.process_execution,
-        ],
+        activities=activities_of(Queue.HARNESS, harness, evaluation, processing),
         max_concurrent_activities=SHORT_STEPS,
         interceptors=[FailureInterceptor()],
         graceful_shutdown_timeout=timedelta(seconds=2),
@@ -90,7 +87,7 @@ async def workers(
     watch = Worker(
         client,
         task_queue=ids.watch_queue(manifest.run),
-        activities=[harness.run_harness],
+        activities=activities_of(Queue.WATCH, harness),
         max_concurrent_activities=manifest.fleet.harness_slots,
         interceptors=[FailureInterceptor()],
         graceful_shutdown_timeout=timedelta(seconds=0),
