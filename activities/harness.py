@@ -226,7 +226,9 @@ class HarnessActivities:
         await stop_everything(self._host.runners, folder, spec.limits.grace_seconds)
         await asyncio.to_thread(self._host.records.close, spec, request.run, request.evaluation)
         await asyncio.to_thread(folder.forget_secrets)
-        if not self._host.keep_workspaces:
+        if self._host.keep_workspaces:
+            await asyncio.to_thread(folder.trim)
+        else:
             await asyncio.to_thread(remove_tree, folder.root)
 
 

@@ -105,6 +105,14 @@ class ExecutionFolder:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             file.write(text)
 
+    def trim(self) -> None:
+        """Remove what a closed execution needs no more: copies, test files, temporary files. Logs and app/ stay."""
+        stale = [self.pristine, self.temporary]
+        for grading in self.private.glob("grading-*"):
+            stale += [grading / name for name in ("tests", "home", "tmp")]
+        for folder in stale:
+            remove_tree(folder)
+
     def forget_secrets(self) -> None:
         """Remove the token, and the jobs whose environment held it."""
         self.token.unlink(missing_ok=True)

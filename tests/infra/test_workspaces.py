@@ -1,0 +1,82 @@
+"""Folders of executions: whole copies, secrets, nothing that cannot be removed."""
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from infra.workspaces import ExecutionFolder, copy_tree, remove_tree
+
+
+@pytest.fixture
+def odd(tmp_path: Path) -> Path:
+    """A folder with everything an agent may leave."""
+    folder = tmp_path / "odd"
+    (folder / "inner").mkdir(parents=True)
+    (folder / "inner/file").write_bytes(b"\0\xff no newline")
+    (folder / "script").write_text("#!/bin/sh\n")
+    (folder / "script").chmod(0o755)
+    (folder / "gone").symlink_to("/nowhere")
+    (folder / "up").symlink_to("..")
+    os.mkfifo(folder / "pipe")
+    (folder / "closed").mkdir(mode=0)
+    (folder / "-rf").write_text("a name like an option")
+    return folder
+
+
+def test_a_copy_is_whole(odd, tmp_path):
+    copy_tree(odd, tmp_path / "copy")
+    copy = tmp_path / "copy"
+    assert sorted(os.listdir(copy)) == sorted(os.listdir(odd))
+    assert (copy / "inner/file").read_bytes() == b"\0\xff no newline"
+    assert os.readlink(copy / "gone") == "/nowhere"
+    assert os.readlink(copy / "up") == ".."
+    assert stat.S_ISFIFO((copy / "pipe").stat().st_mode)
+    assert (copy / "script").stat().st_mode & 0o777 == 0o755
+    assert (copy / "closed").stat().st_mode & 0o777 == 0
+
+
+def test_a_half_copy_is_replaced_and_never_seen(odd, tmp_path):
+    (tmp_path / "copy.partial").mkdir()
+    (tmp_path / "copy.partial/old").touch()
+    copy_tree(odd, tmp_path / "copy")
+    assert not (tmp_path / "copy/old").exists()
+    assert not (tmp_path / "copy.partial").exists()
+    with pytest.raises(OSError, match="cannot copy"):
+        copy_tree(tmp_path / "missing", tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+
+
+def test_everything_can_be_removed_and_links_are_not_followed(odd, tmp_path):
+    (tmp_path / "precious").write_text("kept")
+    (odd / "link").symlink_to(tmp_path)
+    remove_tree(odd)
+    assert not odd.exists()
+    assert (tmp_path / "precious").read_text() == "kept"
+    remove_tree(odd)
+    (tmp_path / "link").symlink_to(tmp_path / "precious")
+    remove_tree(tmp_path / "link")
+    assert (tmp_path / "precious").exists()
+    assert not (tmp_path / "link").is_symlink()
+
+
+def test_secrets_and_leftovers_go_when_the_execution_is_closed(tmp_path):
+    folder = ExecutionFolder(tmp_path / "workspaces/b/0001/00")
+    folder.make()
+    token = folder.mint_token()
+    assert folder.mint_token() == token
+    assert ExecutionFolder.unclosed(tmp_path / "workspaces") == [folder]
+    for path in (folder.run(1) / "job.json", folder.run(1) / "stdout.log", folder.pristine / "x", folder.app / "x"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(token)
+    folder.forget_secrets()
+    folder.trim()
+    assert ExecutionFolder.unclosed(tmp_path / "workspaces") == []
+    assert (folder.run(1) / "stdout.log").exists()
+    assert (folder.app / "x").exists()
+    assert not folder.pristine.exists()
+    assert not (folder.run(1) / "job.json").exists()
+    other = ExecutionFolder(tmp_path / "workspaces/b/0001/01")
+    other.make()
+    assert other.mint_token() != token
