@@ -58,8 +58,10 @@ class TrainingActivities:
         async with beating():
             status = await cell.actor.status()
             if status.batch is not None and status.batch != request.batch:
-                raise Fenced(f"cell {cell.index} still holds {status.batch}")
-            if status.phase is BatchPhase.APPLIED:
+                # The Scheduler has one batch open at a time: that one was terminated without a word.
+                await cell.stream.close()
+                await cell.actor.discard(BatchRequest(**fence, batch=status.batch))
+            elif status.phase is BatchPhase.APPLIED:
                 await cell.actor.take_back(BatchRequest(**fence, batch=request.batch))
             if not await ensure_actor_weights(cell, request.weights, fence["lease_epoch"]):
                 raise VersionMismatch(f"cell {cell.index} has no way to version {request.weights.version}")

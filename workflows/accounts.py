@@ -202,6 +202,7 @@ class Accounts:
         """The group has its place in the order of admission; without `keep` (a refilled one) it is consumed."""
         name = ids.group_id(group.burst, group.group)
         self.groups.pop(name, None)
+        self.complete = [other for other in self.complete if other != name]
         if keep:
             self.ready.append(group)
 

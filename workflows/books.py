@@ -74,6 +74,7 @@ class Books(Parking):
         self.ledger: list[LedgerEntry] = []
         self.told: str = ""
         self.jobs: set[asyncio.Task[None]] = set()
+        self.broken: BaseException | None = None
         self.opening: BurstSpec | None = None
         self.cancelled_while_opening = self.admitting = self.writing = False
         self.dirty = True
@@ -118,6 +119,8 @@ class Books(Parking):
 
     def _job_done(self, task: asyncio.Task[None]) -> None:
         self.jobs.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            self.broken = task.exception()  # a bug of ours: the main loop raises it, so that it shows in the web UI
         self.dirty = True
 
     async def _control(self, step: Step[Any, Any], argument: Message) -> None:

@@ -160,6 +160,8 @@ class Scheduler(Books):
             until_sweep = max(1.0, self.next_sweep - workflow.time())
             timeout = min(until_sweep, recheck) if recheck is not None else until_sweep
             await self._wait(timeout)
+            if self.broken is not None:
+                raise self.broken
             self.dirty = False
             recheck = self._act()
             if workflow.info().is_continue_as_new_suggested() and not self.jobs:

@@ -101,9 +101,13 @@ class BurstSpec(Message):
     on_cancel: Literal["finish_batch", "abandon_batch"] = "abandon_batch"
 
     @model_validator(mode="after")
-    def _evaluation_needs_tasks(self) -> "BurstSpec":
+    def _fits_its_purpose(self) -> "BurstSpec":
         if self.purpose is Purpose.EVALUATE and self.groups_per_step < 1:
             raise ValueError("groups_per_step: an evaluation needs at least 1 task")
+        if self.purpose is Purpose.TRAIN and (self.sampling.top_p != 1 or self.sampling.top_k != -1):
+            raise ValueError("sampling.top_p, sampling.top_k: training needs the whole distribution (1 and -1)")
+        if self.purpose is Purpose.TRAIN and self.sampling.temperature == 0:
+            raise ValueError("sampling.temperature: training needs a temperature above 0")
         return self
 
     @property

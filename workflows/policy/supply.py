@@ -4,15 +4,14 @@ from math import ceil
 
 from workflows.policy.state import Hold, PolicyState
 
+_ROUNDING = 1e-9
+"""A fraction is written in decimals: 0.28 of 25 groups are 7, though the product of the floats is a little more."""
+
 
 def supply(state: PolicyState) -> int:
     """s = min(ready unassigned groups, groups the open batch still needs)."""
     needed = state.batch.needed if state.batch else 0
     return min(state.ready_unassigned, needed)
-
-
-_ROUNDING = 1e-9
-"""A fraction is written in decimals: 0.28 of 25 groups are 7, though the product of the floats is a little more."""
 
 
 def threshold(state: PolicyState, cell: int) -> int:

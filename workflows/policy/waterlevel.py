@@ -15,14 +15,14 @@ from workflows.policy.supply import hold_after, supply, threshold
 
 def decide(state: PolicyState, hold: Hold | None) -> tuple[Decision, Hold | None]:
     """The decision on `state`, and the hold to pass in next time."""
-    mover = next_mover(state)
-    if mover is None:
-        return _refuse(None, Reason.NO_CELL, "every eligible cell is in training"), None
     core = state.cells[0]
     if core.role is CellRole.PARKED:
         return _refuse(0, Reason.CORE_PARKED, "the core is parked: training waits"), None
     if core.role in (CellRole.LOST, CellRole.STARTING):
         return _refuse(0, Reason.CORE_ABSENT, f"the core is {core.role.value}"), None
+    mover = next_mover(state)
+    if mover is None:
+        return _refuse(None, Reason.NO_CELL, "every eligible cell is in training"), None
     if state.batch is None:
         return _refuse(mover.index, Reason.NO_BATCH, "no batch is open"), None
     hold = hold_after(state, mover.index, hold)
