@@ -43,6 +43,7 @@ class RoutingClient:
             timeout=httpx2.Timeout(timeout_seconds, connect=5.0),
             transport=transport,
             trust_env=False,
+            verify=base_url.startswith("https"),  # reading the trust store costs 40 ms; plain http has no use for it
         )
 
     async def __aenter__(self) -> Self:

@@ -17,7 +17,7 @@ from workers.proxy.executions import Executions
 from workers.proxy.handoffs import Handoffs
 from workers.proxy.metrics import Metrics
 from workers.proxy.settings import ProxySettings
-from workers.proxy.table import RouteTable
+from workers.proxy.table import REMEMBERED_LEASES, RouteTable
 from workflows.messages.base import Message
 from workflows.messages.errors import EngineUnavailable, Fenced, GyreError, InvalidInput
 from workflows.messages.routing import (
@@ -62,6 +62,8 @@ class Admin:
             expected |= {segment.execution for segment in segments}
             self.handoffs.expect(request.lease, expected, request.await_kv_seconds)
         moved = self._moved.setdefault(request.lease, set())
+        while len(self._moved) > REMEMBERED_LEASES:
+            del self._moved[next(iter(self._moved))]
         for segment in segments:
             moved.add(segment.call)
             segment.cut.set()

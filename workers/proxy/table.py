@@ -25,6 +25,7 @@ from workflows.messages.routing import DoorChange, EngineEntry, EngineState, Mov
 log = logging.getLogger(__name__)
 BACKOFF_LIMIT_SECONDS = 8.0
 PUMP_SECONDS = 0.1
+REMEMBERED_LEASES = 256
 
 
 @dataclass(eq=False)
@@ -159,6 +160,8 @@ class RouteTable:
         moves = [Move(execution=e, destination=home, in_flight=e in in_flight) for e, home in homes.items()]
         plan = ReroutePlan(lease=request.lease, moves=tuple(moves))
         self._plans[request.lease] = plan
+        while len(self._plans) > REMEMBERED_LEASES:
+            del self._plans[next(iter(self._plans))]
         for execution, home in homes.items():
             self._route(execution, home)
         self._recorder.post(rows.put_routes(homes))
@@ -209,11 +212,12 @@ class RouteTable:
         """Let waiting requests go where there is room; comes back by itself while any wait."""
         now = time.monotonic()
         by_call = {waiter.held.call: waiter for waiter in self.waiters}
+        views = self._views() if by_call else []
         for held in order([w.held for w in self.waiters], now, self._settings.oldest_first_seconds):
             waiter = by_call[held.call]
             home = self.routes.get(waiter.execution)
             demand = Demand(home, waiter.newest_version, waiter.reserved_tokens, held.since)
-            chosen = place(self._views(), demand, now, self._settings.sticky_wait_seconds)
+            chosen = place(views, demand, now, self._settings.sticky_wait_seconds)
             if chosen is None or waiter.granted.done():
                 continue
             self.waiters.remove(waiter)
@@ -221,6 +225,7 @@ class RouteTable:
                 self._route(waiter.execution, chosen)
                 self._recorder.post(rows.put_routes({waiter.execution: chosen}))
             waiter.granted.set_result(self._occupy(waiter, self.engines[chosen]))
+            views = self._views()
         if self.waiters and (self._pump_task is None or self._pump_task.done()):
             self._pump_task = asyncio.create_task(self._keep_pumping())
 

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import hashlib
 import json
+import shutil
 import socket
 import time
 from pathlib import Path
@@ -22,6 +23,7 @@ from tests.infra.tokenizer.conftest import write_folder
 from workers.cell.rollout.paced.engine import PacedEngine
 from workers.cell.rollout.paced.routes import paced_app
 from workers.cell.rollout.paced.settings import PacedSettings
+from workers.cell.rollout.paced.tokens import advance, chain
 from workers.proxy.server import build_proxy
 from workers.proxy.settings import ProxySettings
 from workflows.messages.burst import Sampling
@@ -71,13 +73,26 @@ def text_of(events):
     return "".join(choice["delta"].get("content") or "" for event in events for choice in event.get("choices", []))
 
 
+def padded(stage, tokens):
+    """A user message whose prompt is exactly `tokens` long."""
+    words = 0
+    while len(stage.chat.render([user("x" + " " * 3 * words)])) <= tokens - 20:
+        words += 1
+    text = "x" + " " * 3 * words
+    for extra in range(60):
+        message = user(text + "qz" * (extra // 2) + "q" * (extra % 2))
+        if len(stage.chat.render([message])) == tokens:
+            return message
+    raise AssertionError("no such length")
+
+
 class Served:
     """An ASGI application on a port of its own, in this loop."""
 
     def __init__(self, app):
         self.app = app
 
-    async def __aenter__(self):
+    async def open(self):
         listener = socket.socket()
         listener.bind(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
@@ -88,7 +103,7 @@ class Served:
         await until(lambda: self._server.started)
         return self
 
-    async def __aexit__(self, *_):
+    async def close(self):
         self._server.should_exit = True
         self._server.force_exit = True
         await self._task
@@ -100,18 +115,16 @@ class Stage:
     def __init__(self, folder: Path, database: str, context=1000, settings=QUICK):
         self.folder, self.context, self.settings = folder, context, settings
         self.chat = ChatTokenizer(folder)
-        self.database = open_database(database, create=True)
+        self.database = open_database(database)
         self.engines: list[PacedEngine] = []
         self._served: list[Served] = []
-        self._stack = contextlib.AsyncExitStack()
 
     async def __aenter__(self):
         await self.start_proxy()
         return self
 
     async def __aexit__(self, *_):
-        await self.stop_proxy()
-        await self._stack.aclose()
+        await asyncio.gather(self.stop_proxy(), *(served.close() for served in self._served))
         self.database.dispose()
 
     async def start_proxy(self):
@@ -123,15 +136,15 @@ class Stage:
             admin_key=KEY,
             settings=self.settings,
         )
-        self._public = await Served(self.proxy.public).__aenter__()
-        self.client = httpx2.AsyncClient(base_url=self._public.url, timeout=30)
+        self._public = await Served(self.proxy.public).open()
+        self.client = httpx2.AsyncClient(base_url=self._public.url, timeout=30, verify=False)
         transport = httpx2.ASGITransport(app=self.proxy.admin)
         self.control = RoutingClient("http://proxy", KEY, transport=transport)
 
     async def stop_proxy(self):
         await self.client.aclose()
         await self.control.close()
-        await self._public.__aexit__()
+        await self._public.close()
         await self.proxy.close()
 
     async def engine(self, *, version=1, open_door=True, slots=8, context=None, **settings):
@@ -147,7 +160,7 @@ class Stage:
                 context=context or self.context + 8,
             )
         )
-        served = await self._stack.enter_async_context(Served(paced_app(engine)))
+        served = await Served(paced_app(engine)).open()
         self.engines.append(engine)
         self._served.append(served)
         await self.known(cell, served.url, version=version, open_door=open_door, slots=slots)
@@ -171,11 +184,30 @@ class Stage:
         request = CancelRequest(engine=f"cell-{cell}", boot_epoch=epoch, lease=lease, await_kv_seconds=kv)
         return await self.control.cancel(request)
 
+    def speed(self, cell, tokens_per_second):
+        """From now on. Tests start an engine slowly, so that no stall of this machine lets an answer end too soon."""
+        engine = self.engines[cell]
+        engine.settings = engine.settings.model_copy(update={"tokens_per_second": tokens_per_second})
+
+    async def speaking(self, cell, tokens=2):
+        """Wait until an answer on this engine has some tokens."""
+        engine = self.engines[cell]
+        await until(lambda: engine.running and len(engine.running[0].output) >= tokens)
+
+    def undisturbed(self, prompt, budget):
+        """What any engine of this stage says to `prompt` when nothing happens."""
+        engine, state, ids = self.engines[0], chain(prompt)[-1], []
+        while len(ids) < budget and not (ids and ids[-1] in engine.vocabulary.ends):
+            token, _ = engine.voice.next_token(engine.checksum, "", state, engine.vocabulary.ends)
+            ids.append(token)
+            state = advance(state, token)
+        return ids
+
     def url(self, cell):
         return self._served[cell].url
 
     async def fault(self, cell, **fault):
-        async with httpx2.AsyncClient() as client:
+        async with httpx2.AsyncClient(verify=False) as client:
             assert (await client.post(f"{self.url(cell)}/faults", json=fault)).status_code == 200
 
     async def register(self, member=0, *, row=True, call_limit=64, **sampling):
@@ -251,9 +283,24 @@ def folder(tmp_path_factory):
     return write_folder(tmp_path_factory.mktemp("policy") / "policy")
 
 
+@pytest.fixture(scope="session")
+def empty_records(tmp_path_factory):
+    """A database with its tables: copying it is quicker than making one per test."""
+    path = tmp_path_factory.mktemp("records") / "empty.db"
+    open_database(f"sqlite:///{path}", create=True).dispose()
+    return path
+
+
 @pytest.fixture
-async def stage(folder, tmp_path):
-    async with Stage(folder, f"sqlite:///{tmp_path / 'records.db'}") as stage:
+def records(empty_records, tmp_path):
+    """URL of a database of this test's own."""
+    shutil.copy(empty_records, tmp_path / "records.db")
+    return f"sqlite:///{tmp_path / 'records.db'}"
+
+
+@pytest.fixture
+async def stage(folder, records):
+    async with Stage(folder, records) as stage:
         yield stage
 
 

@@ -1,10 +1,11 @@
 """The public port end to end: tokens, dialect, records (field cases 9, 12, 13)."""
 
 import asyncio
+from itertools import pairwise
 
 import pytest
 
-from tests.workers.proxy.conftest import KEY, execution_name, said, sse, text_of, user
+from tests.workers.proxy.conftest import KEY, execution_name, padded, said, sse, text_of, user
 
 
 async def test_a_call_is_answered_and_recorded(stage, script):
@@ -42,7 +43,7 @@ async def test_ids_of_earlier_turns_are_used_again(stage, script):
         assert reply["choices"][0]["message"]["content"] == expected
         messages += [said(expected), user("more")]
     calls = await stage.calls()
-    for earlier, later in zip(calls, calls[1:], strict=False):
+    for earlier, later in pairwise(calls):
         assert later.prompt_ids[: len(earlier.all_ids)] == earlier.all_ids
         assert (later.parent_call, later.shared_tokens) == (earlier.call, len(earlier.all_ids))
         assert later.fork_reason is None
@@ -76,19 +77,6 @@ async def test_usage_only_when_asked_in_one_last_chunk(stage, options, wanted):
     assert finishes == [None] * (len(finishes) - 1) + [call.finish]
     assert events[0]["choices"][0]["delta"]["role"] == "assistant"
     assert text_of(events) == stage.chat.decode(call.output_ids)
-
-
-def padded(stage, tokens):
-    """A user message whose prompt is exactly `tokens` long."""
-    words = 0
-    while len(stage.chat.render([user("x" + " " * 3 * words)])) <= tokens - 20:
-        words += 1
-    text = "x" + " " * 3 * words
-    for extra in range(60):
-        message = user(text + "qz" * (extra // 2) + "q" * (extra % 2))
-        if len(stage.chat.render([message])) == tokens:
-            return message
-    raise AssertionError("no such length")
 
 
 @pytest.mark.parametrize(

@@ -110,9 +110,9 @@ class PacedEngine:
     async def _run(self, generation: Generation) -> None:
         await asyncio.sleep((len(generation.states) - generation.cached) / self.settings.prefill_tokens_per_second)
         slow = generation.fault.factor if generation.fault_is(FaultKind.SLOW) and generation.fault else 1.0
-        rate = self.settings.tokens_per_second / slow
         credit, last = 0.0, time.monotonic()
         while generation.finish is None:
+            rate = self.settings.tokens_per_second / slow
             if not self._going.is_set():
                 await self._going.wait()
                 last = time.monotonic()
