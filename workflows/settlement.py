@@ -70,7 +70,9 @@ def report_of(
 ) -> StepReport:
     """What the step did, for the burst's report."""
     rewards = [group.mean_reward for group in groups if group.mean_reward is not None]
-    stale = [group.staleness for group in groups if group.staleness is not None]
+    # Staleness counts to the update, by the version before it: later steps of a burst are staler than admission was.
+    before = spec.weights.version
+    stale = [group.staleness + before - group.version for group in groups if group.staleness is not None]
     counted = [done.cell for done in stream.accepted.values()]
     after = update.weights if update is not None else spec.weights
     return StepReport(

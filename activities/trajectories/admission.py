@@ -92,6 +92,7 @@ def summary(row: GroupRow) -> AdmittedGroup:
         no_signal=None if row.no_signal is None else NoSignal(row.no_signal),
         target_tokens=targets,
         mean_reward=_mean([member.reward for member in valid if member.reward is not None]),
+        version=row.admitted_version,
         staleness=_mean([member.staleness for member in valid if member.staleness is not None]),
     )
 

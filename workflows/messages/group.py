@@ -38,7 +38,8 @@ class AdmittedGroup(Message):
     no_signal: NoSignal | None = None
     target_tokens: int = 0
     mean_reward: float | None = None
-    staleness: float | None = None
+    version: int = Field(default=0, description="published version at admission")
+    staleness: float | None = Field(default=None, description="versions since dispatch, at admission; group mean")
 
 
 class PackGroup(Message):

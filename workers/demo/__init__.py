@@ -1,0 +1,1 @@
+"""The demo: the whole loop for real on one machine, measured before and after, with a table, a plot and a summary."""

@@ -1,0 +1,70 @@
+"""The demo's picture: waterlevel and capacity, the cells' roles over time, reward by update."""
+
+from pathlib import Path
+from typing import Any
+
+from workers.demo.watch import Look
+
+_COLORS = {
+    "rollout": "#4c9bd6",
+    "training": "#3aa655",
+    "to_training": "#e2b93b",
+    "to_rollout": "#e2b93b",
+    "starting": "#b0b0b0",
+    "parked": "#c0392b",
+    "lost": "#c0392b",
+}
+_LEGEND = {"rollout": "rollout", "training": "training", "changing role": "to_training", "starting": "starting"}
+
+
+def draw(looks: list[Look], steps: list[dict[str, Any]], path: Path) -> None:
+    """Write a PNG. Times are seconds since the first look."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+    from matplotlib.patches import Patch
+
+    start = looks[0].at
+    times = [look.at - start for look in looks]
+    figure, (level, roles, reward) = pyplot.subplots(
+        3, 1, figsize=(10, 7), sharex=True, height_ratios=(3, 1.4, 2), layout="constrained"
+    )
+    level.fill_between(times, [look.waterlevel for look in looks], step="post", color="#9ecae1", label="waterlevel w")
+    level.step(times, [look.capacity for look in looks], where="post", color="#08519c", label="rollout capacity C_R")
+    level.step(times, [look.ready for look in looks], where="post", color="#e6550d", label="ready groups")
+    level.set_ylabel("executions, groups")
+    level.legend(loc="upper right", fontsize=8)
+    for cell in range(len(looks[0].roles)):
+        for begin, end, role in spans(looks, cell):
+            roles.broken_barh([(begin - start, end - begin)], (cell - 0.4, 0.8), color=_COLORS.get(role, "#c0392b"))
+    count = len(looks[0].roles)
+    roles.set_yticks(range(count), ["core", *(f"satellite {index}" for index in range(1, count))])
+    roles.invert_yaxis()
+    roles.legend(
+        handles=[Patch(color=_COLORS[role], label=name) for name, role in _LEGEND.items()],
+        loc="upper right",
+        fontsize=7,
+        ncols=len(_LEGEND),
+    )
+    done = [step for step in steps if step["at"] and step["mean_reward"] is not None]
+    reward.plot([step["at"] - start for step in done], [step["mean_reward"] for step in done], "o-", color="#3aa655")
+    reward.set_ylabel("mean reward of a batch")
+    reward.set_ylim(-0.02, 1.02)
+    reward.set_xlabel("seconds")
+    for axis in (level, roles, reward):
+        axis.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+
+
+def spans(looks: list[Look], cell: int) -> list[tuple[float, float, str]]:
+    """(begin, end, role) of a cell, from the looks; times as in the looks."""
+    found: list[tuple[float, float, str]] = []
+    for look, following in zip(looks, [*looks[1:], looks[-1]], strict=True):
+        role = look.roles[cell]
+        if found and found[-1][2] == role and found[-1][1] == look.at:
+            found[-1] = (found[-1][0], following.at, role)
+        else:
+            found.append((look.at, following.at, role))
+    return found

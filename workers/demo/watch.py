@@ -1,0 +1,139 @@
+"""Watching a run live: one look a second at the scheduler's own view, kept as a series and shown on the terminal."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+from sqlalchemy import Engine, func, select
+from temporalio.client import Client
+from temporalio.service import RPCError
+
+from infra.records.schema import batches, executions
+from workflows.messages import ids
+from workflows.policy.state import PolicyState
+
+LOOK_SECONDS = 1.0
+PLAIN_SECONDS = 10.0
+"""Between lines when the output is no terminal."""
+
+_COLORS = {"rollout": "cyan", "training": "green", "to_training": "yellow", "to_rollout": "yellow", "starting": "blue"}
+
+
+@dataclass(frozen=True)
+class Look:
+    """What was seen at one moment. `at`: seconds since the epoch; roles by cell index."""
+
+    at: float
+    waterlevel: int
+    capacity: int
+    queued: int
+    running: int
+    ready: int
+    roles: tuple[str, ...]
+    version: int
+    mean_reward: float | None
+
+
+@dataclass
+class Watch:
+    """The series of looks, and the line that says what is going on."""
+
+    client: Client
+    records: Engine
+    run: str
+    console: Console
+    looks: list[Look] = field(default_factory=list)
+    stage: str = "starting"
+
+    @asynccontextmanager
+    async def showing(self) -> AsyncIterator["Watch"]:
+        """Look once a second for as long as the context lasts."""
+        with Live(console=self.console, refresh_per_second=4, transient=True) as live:
+            task = asyncio.create_task(self._watch(live))
+            try:
+                yield self
+            finally:
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
+
+    async def _watch(self, live: Live) -> None:
+        said = 0.0
+        while True:
+            look = await self._look()
+            if look is not None:
+                self.looks.append(look)
+                if self.console.is_terminal:
+                    live.update(self._picture(look))
+                elif look.at - said >= PLAIN_SECONDS:
+                    said = look.at
+                    self.console.print(self._line(look), highlight=False)
+            await asyncio.sleep(LOOK_SECONDS)
+
+    async def _look(self) -> Look | None:
+        try:
+            handle = self.client.get_workflow_handle(ids.scheduler_id(self.run))
+            state = await handle.query("policy_state", result_type=PolicyState, rpc_timeout=timedelta(seconds=3))
+        except (RPCError, TimeoutError):
+            return None  # the scheduler's worker is busy or restarting; the next look tells
+        version, reward = await asyncio.to_thread(self._progress)
+        return Look(
+            at=time.time(),
+            waterlevel=state.waterlevel,
+            capacity=state.capacity,
+            queued=state.dispatched - state.launched,
+            running=state.launched - state.finished,
+            ready=state.ready_unassigned,
+            roles=tuple(cell.role.value for cell in state.cells),
+            version=version,
+            mean_reward=reward,
+        )
+
+    def _progress(self) -> tuple[int, float | None]:
+        """Committed version, and the mean reward of the last 64 scored training executions."""
+        with self.records.connect() as connection:
+            version = connection.scalar(select(func.max(batches.c.version_after))) or 0
+            recent = (
+                select(executions.c.reward)
+                .where(executions.c.purpose == "train", executions.c.reward.is_not(None))
+                .order_by(executions.c.ended_at.desc())
+                .limit(64)
+                .subquery()
+            )
+            mean = connection.scalar(select(func.avg(recent.c.reward)))
+        return int(version), None if mean is None else float(mean)
+
+    def _line(self, look: Look) -> str:
+        reward = "-" if look.mean_reward is None else f"{look.mean_reward:.2f}"
+        roles = " ".join(f"{index}:{role}" for index, role in enumerate(look.roles))
+        return (
+            f"{self.stage:28} w {look.waterlevel:3} of {look.capacity:3}  queued {look.queued:3}  running "
+            f"{look.running:3}  ready {look.ready:2}  v{look.version}  reward {reward}  cells {roles}"
+        )
+
+    def _picture(self, look: Look) -> Group:
+        table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+        level = f"{look.waterlevel} of capacity {look.capacity}"
+        table.add_row("waterlevel", level, _bar(look.waterlevel, look.capacity))
+        table.add_row("executions", f"{look.queued} queued, {look.running} running", "")
+        table.add_row("ready groups", str(look.ready), "")
+        reward = "-" if look.mean_reward is None else f"{look.mean_reward:.2f} over the last 64"
+        table.add_row("weights", f"version {look.version}", f"reward {reward}")
+        cells = Text("cells        ")
+        for index, role in enumerate(look.roles):
+            cells.append(f"{'core' if index == 0 else f'satellite {index}'}: ", style="dim")
+            cells.append(f"{role}   ", style=_COLORS.get(role, "red"))
+        return Group(Text(self.stage, style="bold"), table, cells)
+
+
+def _bar(value: int, limit: int, width: int = 32) -> Text:
+    full = min(width, round(width * value / limit)) if limit else 0
+    return Text("█" * full + "░" * (width - full), style="cyan" if value <= limit else "magenta")
