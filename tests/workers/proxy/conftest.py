@@ -224,7 +224,7 @@ class Stage:
         )
         if row:
             with self.database.begin() as connection:
-                connection.execute(insert(schema.executions).values(_execution_row(registration, member)))
+                connection.execute(insert(schema.executions).values(execution_row_of(registration, member)))
         await self.control.register_execution(registration)
         return token
 
@@ -255,7 +255,7 @@ class Stage:
             return connection.execute(select(table).where(table.c.execution == execution_name(member))).one()
 
 
-def _execution_row(registration, member):
+def execution_row_of(registration, member):
     return {
         "execution": registration.execution,
         "run": RUN,

@@ -99,6 +99,16 @@ async def test_an_engines_fault_is_never_the_harness(stage, ask, fault, ended):
     assert segments[0]["output_tokens"] >= kept
 
 
+@pytest.mark.parametrize("ask", [streamed, whole])
+async def test_an_end_without_done_is_an_end(stage, ask):
+    """Field case 8 (a, b, e): what ends with a finish has ended, whatever follows or does not."""
+    await stage.engine(**ENDLESS)
+    await stage.register()
+    await stage.fault(0, kind="no_done")
+    call = await checked(stage, await ask(stage, 12), 12)
+    assert [segment["ended"] for segment in stage.segments(call)] == ["length"]
+
+
 async def test_a_silent_engine_is_given_up(folder, records):
     settings = QUICK.model_copy(update={"first_token_seconds": 0.4, "next_token_seconds": 0.4})
     async with Stage(folder, records, settings=settings) as stage:

@@ -1,7 +1,7 @@
 """OpenAI chat completions: text turns, streaming or not.
 
 Checked here by hand rather than with the openai package: its types cost 0.4 s at import and, being for clients, accept
-what this proxy must refuse (docs/decisions/proxy-wire-types.md). What is refused is named; what is merely ignored
+what this proxy must refuse (docs/decisions/0021-proxy-wire-types.md). What is refused is named; what is merely ignored
 (sampling, which the burst imposes) is recorded.
 """
 

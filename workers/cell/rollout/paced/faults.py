@@ -24,6 +24,7 @@ class FaultKind(StrEnum):
     HANG = "hang"
     CLOSE = "close"
     CLOSE_DONE = "close_done"
+    NO_DONE = "no_done"
     ABORT = "abort"
     WRONG_LENGTH = "wrong_length"
     BAD_ID = "bad_id"

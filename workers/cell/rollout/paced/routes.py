@@ -96,7 +96,7 @@ class _Routes:
                         answer["meta_info"]["finish_reason"] = None
                     yield b"data: " + json.dumps(answer).encode() + b"\n\n"
                     sent = said
-                if generation.fault_is(FaultKind.CLOSE):
+                if generation.fault_is(FaultKind.CLOSE) or (finished and generation.fault_is(FaultKind.NO_DONE)):
                     return
                 if finished or generation.fault_is(FaultKind.CLOSE_DONE):
                     break
