@@ -30,7 +30,7 @@ def ledger(
     run_dir
         Folder (or name) of the run; without it the one last started.
     kind
-        Only entries of this kind: move, refuse, stay, return, dispatch, publish or alarm.
+        Only entries of this kind, such as move, refuse, stay, return, dispatch, publish or alarm.
     cell
         Only entries about this cell.
     last

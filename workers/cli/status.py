@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 from sqlalchemy import Engine, func, select
-from temporalio.api.sdk.v1 import WorkflowMetadata
-from temporalio.client import Client, WorkflowQueryFailedError
+from temporalio.client import WorkflowHandle, WorkflowQueryFailedError
 from temporalio.service import RPCError
 
 from infra.records.database import open_database
@@ -18,6 +18,9 @@ from infra.records.schema import batches, calls, engines, executions, groups, tr
 from infra.settings.run import RunManifest
 from infra.temporal.client import connect
 from workers.cli.runs import find_run
+from workers.supervisor.hints import resume_command
+from workflows.books import SchedulerState
+from workflows.cell import CellState
 from workflows.messages.errors import Transient
 from workflows.messages.ids import cell_workflow_id, scheduler_id
 
@@ -76,26 +79,51 @@ def from_records(engine: Engine) -> dict[str, Any]:
 
 
 async def from_workflows(manifest: RunManifest) -> dict[str, str]:
-    """What the Scheduler and the Cells show in the web UI as their current details; why not, where they cannot."""
-    names = [scheduler_id(manifest.run)] + [cell_workflow_id(manifest.run, c.index) for c in manifest.fleet.cells]
+    """What the Scheduler and the Cells say now, a line each; where they cannot answer, why."""
     try:
         client = await connect(manifest, timeout_seconds=_CONNECT_SECONDS)
     except Transient as error:
         return {"temporal": f"not reachable: {error}"}
-    return dict(zip(names, await asyncio.gather(*(_details(client, name) for name in names)), strict=True))
+    scheduler = client.get_workflow_handle(scheduler_id(manifest.run))
+    lines = {"scheduler": await _answer(_scheduler_line(scheduler, manifest))}
+    cells = [client.get_workflow_handle(cell_workflow_id(manifest.run, c.index)) for c in manifest.fleet.cells]
+    answers = await asyncio.gather(*(_answer(_cell_line(cell, manifest)) for cell in cells))
+    return lines | {f"cell {index}": answer for index, answer in enumerate(answers)}
 
 
-async def _details(client: Client, workflow_id: str) -> str:
-    handle = client.get_workflow_handle(workflow_id)
+async def _answer(line: Awaitable[str]) -> str:
     try:
-        answer = await asyncio.wait_for(
-            handle.query("__temporal_workflow_metadata", result_type=WorkflowMetadata), _ANSWER_SECONDS
-        )
+        return await asyncio.wait_for(line, _ANSWER_SECONDS)
     except TimeoutError:
         return "no worker answers"
     except (RPCError, WorkflowQueryFailedError) as error:
         return f"no answer: {error}"
-    return answer.current_details or "no details"
+
+
+async def _scheduler_line(handle: WorkflowHandle[Any, Any], manifest: RunManifest) -> str:
+    policy: dict[str, Any] = await handle.query("policy_state")
+    state = await handle.query("state", result_type=SchedulerState)
+    slots = sum(cell["slots"] for cell in policy["cells"] if cell["serving"])
+    burst = f"burst {state.burst.name}" if state.burst else "no burst"
+    queued = f", {len(state.waiting)} waiting" if state.waiting else ""
+    return (
+        f"{burst}{queued}; dispatched {policy['dispatched']}, launched {policy['launched']}, "
+        f"finished {policy['finished']}; waterlevel {policy['dispatched'] - policy['finished']} of {slots} slots; "
+        f"{policy['ready_unassigned']} ready groups; "
+        f"version {state.weights.version}{await _blocked(handle, manifest)}"
+    )
+
+
+async def _cell_line(handle: WorkflowHandle[Any, Any], manifest: RunManifest) -> str:
+    state = await handle.query("state", result_type=CellState)
+    boot = f", boot {state.boot.boot_epoch}" if state.boot else ""
+    return f"{state.role.value}{boot}, lease {state.lease}{await _blocked(handle, manifest)}"
+
+
+async def _blocked(handle: WorkflowHandle[Any, Any], manifest: RunManifest) -> str:
+    """Steps that wait for a person, and what that person types."""
+    steps = await handle.query("blocked_steps", result_type=list[str])
+    return f"\nBLOCKED at {'; '.join(steps)}\nresume: {resume_command(manifest, handle.id)}" if steps else ""
 
 
 def _show(summary: dict[str, Any], console: Console) -> None:

@@ -17,6 +17,9 @@ from workflows.messages.ids import cell_queue, control_queue, engine_id, harness
 
 TEMPORAL = "temporal"
 
+SERVER_STAGE, SERVICE_STAGE, CELL_STAGE, HARNESS_STAGE = range(4)
+"""Harnesses start last and end first: one that lives on while engines go away would meet errors."""
+
 
 @dataclass(frozen=True, slots=True)
 class ProbeContext:
@@ -42,7 +45,7 @@ class ComponentSpec:
     name: str
     argv: tuple[str, ...]
     ready: Probe = _always
-    stage: int = 1
+    stage: int = SERVICE_STAGE
     grace_seconds: float = 10.0
     """From TERM to KILL."""
 
@@ -56,18 +59,19 @@ def fleet_components(manifest: RunManifest) -> list[ComponentSpec]:
     specs += [
         ComponentSpec("control", _module("workers.control", *folder), _polls(control_queue(run))),
         ComponentSpec("proxy", _module("workers.proxy", *folder), _answers(f"{manifest.proxy_admin_url}/metrics")),
-        ComponentSpec("harness-host", _module("workers.harness_host", *folder), _polls(harness_queue(run)), stage=2),
     ]
     specs += [
         ComponentSpec(
             engine_id(cell.index),
             _module("workers.cell", *folder, "--cell", str(cell.index)),
             _cell_is_up(run, cell.index),
-            stage=2,
+            stage=CELL_STAGE,
             grace_seconds=20.0,
         )
         for cell in manifest.fleet.cells
     ]
+    harness_host = _module("workers.harness_host", *folder)
+    specs.append(ComponentSpec("harness-host", harness_host, _polls(harness_queue(run)), stage=HARNESS_STAGE))
     return specs
 
 
@@ -80,7 +84,7 @@ def temporal_server(manifest: RunManifest) -> ComponentSpec:
         except RPCError:
             return False
 
-    return ComponentSpec(TEMPORAL, tuple(server_command(manifest)), answers, stage=0)
+    return ComponentSpec(TEMPORAL, tuple(server_command(manifest)), answers, stage=SERVER_STAGE)
 
 
 def _module(name: str, *arguments: str) -> tuple[str, ...]:

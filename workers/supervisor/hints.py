@@ -10,7 +10,7 @@ from workflows.messages.ids import WORKFLOW_QUEUE, burst_id, cell_workflow_id, s
 
 def next_steps(manifest: RunManifest, *, burst: str = "first") -> list[tuple[str, str]]:
     """(what it does, command) pairs."""
-    temporal, where = _temporal(manifest), _address(manifest)
+    temporal, where = _temporal(), _address(manifest)
     scheduler, cell = scheduler_id(manifest.run), cell_workflow_id(manifest.run, len(manifest.fleet.cells) - 1)
     gyre = _launcher(manifest)
     return [
@@ -20,12 +20,9 @@ def next_steps(manifest: RunManifest, *, burst: str = "first") -> list[tuple[str
             f"{temporal} workflow start{where} --task-queue {WORKFLOW_QUEUE} --type Burst "
             f"--workflow-id {burst_id(manifest.run, burst)} --input-file burst.json",
         ),
-        ("what the scheduler sees", f"{temporal} workflow metadata{where} --workflow-id {scheduler}"),
+        ("what the scheduler sees", f"{temporal} workflow query{where} --workflow-id {scheduler} --type policy_state"),
         ("why cells moved or did not", f"{gyre} ledger --run-dir {_relative(manifest.folder)}"),
-        (
-            "go on with a blocked step",
-            f"{temporal} workflow update execute{where} --workflow-id {cell} --name resolve_step --input '\"retry\"'",
-        ),
+        ("go on with a blocked step", resume_command(manifest, cell)),
         (
             "try a pending step again now",
             f"{temporal} activity reset{where} --workflow-id WORKFLOW_ID --activity-id ACTIVITY_ID",
@@ -33,7 +30,15 @@ def next_steps(manifest: RunManifest, *, burst: str = "first") -> list[tuple[str
     ]
 
 
-def _temporal(manifest: RunManifest) -> str:
+def resume_command(manifest: RunManifest, workflow_id: str) -> str:
+    """Retries the step that failed for good in a workflow; ``skip`` and ``abort`` are the other answers."""
+    return (
+        f"{_temporal()} workflow update execute{_address(manifest)} --workflow-id {workflow_id} "
+        "--name resolve_step --input '\"retry\"'"
+    )
+
+
+def _temporal() -> str:
     return "temporal" if shutil.which("temporal") else str(_relative(Path(temporal_binary())))
 
 

@@ -28,12 +28,24 @@ from infra.settings.fleet import Fleet
 from infra.settings.run import RunManifest
 from infra.temporal.client import connect
 from infra.temporal.server import require_search_attributes
-from workers.supervisor.components import ComponentSpec, ProbeContext, fleet_components
+from workers.supervisor.components import (
+    HARNESS_STAGE,
+    SERVER_STAGE,
+    ComponentSpec,
+    ProbeContext,
+    fleet_components,
+)
 from workers.supervisor.journal import Journal, StackEvent
 from workers.supervisor.memory import PeakMemory
 from workers.supervisor.process import SupervisedProcess
 from workers.supervisor.run_folder import CHECKOUT, FolderLock, open_manifest, remove_published_weights
-from workers.supervisor.tree import RUN_MARKER, component_processes, run_processes, tied_to_parent
+from workers.supervisor.tree import (
+    RUN_MARKER,
+    component_processes,
+    harness_processes,
+    run_processes,
+    tied_to_parent,
+)
 from workflows.messages.errors import Transient
 
 READY_SECONDS = 180.0
@@ -134,10 +146,10 @@ class LocalStack:
         stages = sorted({process.spec.stage for process in self._processes.values()}, reverse=True)
         for stage in stages:
             await asyncio.gather(*(p.stop() for p in self._processes.values() if p.spec.stage == stage))
+            if stage == HARNESS_STAGE:
+                await self._end(harness_processes)
         if self._processes:
-            await asyncio.to_thread(
-                end_all, lambda: run_processes(self.run_dir), grace_seconds=_LEFT_OVER_GRACE_SECONDS
-            )
+            await self._end(run_processes)
             remove_published_weights(self.manifest)
             self._processes.clear()
         self._held.close()
@@ -146,9 +158,7 @@ class LocalStack:
         self.run_dir.mkdir(parents=True, exist_ok=True)
         self._held.enter_context(FolderLock(self.run_dir))
         # A supervisor that was killed may have left components behind; harnesses are kept for their new host.
-        await asyncio.to_thread(
-            end_all, lambda: component_processes(self.run_dir), grace_seconds=_LEFT_OVER_GRACE_SECONDS
-        )
+        await self._end(component_processes)
         self.manifest = open_manifest(self._fleet, self.run_dir, root=self._root)
         self.records = open_database(self.manifest.database_url, create=True)
         self._held.callback(self.records.dispose)
@@ -168,7 +178,7 @@ class LocalStack:
             for spec in specs
         }
         self._sampler = asyncio.create_task(self._memory.run(), name="peak memory")
-        first = [process for process in self._processes.values() if process.spec.stage == 0]
+        first = [process for process in self._processes.values() if process.spec.stage == SERVER_STAGE]
         for process in first:
             await process.start()
         try:
@@ -180,6 +190,10 @@ class LocalStack:
         for process in self._processes.values():
             if process not in first:
                 await process.start()
+
+    async def _end(self, which: Callable[[Path], list[ProcessIdentity]]) -> None:
+        """End the processes of the run that `which` finds."""
+        await asyncio.to_thread(end_all, lambda: which(self.run_dir), grace_seconds=_LEFT_OVER_GRACE_SECONDS)
 
     async def _one_ready(self, process: SupervisedProcess, http: httpx2.AsyncClient, deadline: float) -> None:
         name = process.spec.name

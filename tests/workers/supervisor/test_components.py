@@ -6,13 +6,13 @@ from workers.supervisor.run_folder import open_manifest
 def test_a_fleet_is_started_in_order_each_component_told_its_run_folder(tmp_path):
     manifest = open_manifest(Fleet(), tmp_path / "run")
     specs = fleet_components(manifest)
-    names = ["temporal", "control", "proxy", "harness-host", "cell-0", "cell-1", "cell-2"]
+    names = ["temporal", "control", "proxy", "cell-0", "cell-1", "cell-2", "harness-host"]
     assert [spec.name for spec in specs] == names
     assert [spec.stage for spec in specs] == sorted(spec.stage for spec in specs)
     for spec in specs[1:]:
         assert spec.argv[1] == "-m"
         assert spec.argv[3:5] == ("--run-dir", manifest.run_dir)
-    assert specs[-1].argv[5:] == ("--cell", "2")
+    assert specs[-2].argv[5:] == ("--cell", "2")
 
 
 def test_the_development_server_keeps_its_state_in_the_run_folder_and_stays_on_loopback(tmp_path):
