@@ -93,7 +93,8 @@ class Served:
         self.app = app
 
     async def open(self):
-        listener = socket.socket()
+        # With the protocol named, asyncio switches Nagle's algorithm off, as it does for servers it binds itself.
+        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         listener.bind(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         config = uvicorn.Config(self.app, log_level="error", lifespan="off", timeout_graceful_shutdown=1)
