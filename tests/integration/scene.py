@@ -8,9 +8,10 @@ import json
 from pathlib import Path
 
 import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
 from infra.demo.bpe import save_tokenizer, train_tokenizer
 from infra.settings.fleet import Fleet, PacedEngine
-from transformers import Qwen3Config, Qwen3ForCausalLM
 from workflows.messages.burst import BurstSpec, Limits, PolicySettings, Purpose, Sampling, Training
 from workflows.messages.fleet import CellSpec
 
@@ -20,7 +21,14 @@ SUBMIT = "$ echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 
 def write_policy(folder: Path, *, seed: int = 0) -> Path:
     """A two-layer policy with its tokenizer, as a Hugging Face folder."""
-    texts = ["Answer with one shell command.", "Write hello to out.txt.", SUBMIT, "$ echo hello > out.txt", "0\n", "1\n"]
+    texts = [
+        "Answer with one shell command.",
+        "Write hello to out.txt.",
+        SUBMIT,
+        "$ echo hello > out.txt",
+        "0\n",
+        "1\n",
+    ]
     tokenizer = train_tokenizer(texts * 4, vocabulary=400)
     save_tokenizer(tokenizer, folder, context=CONTEXT)
     torch.manual_seed(seed)
@@ -51,7 +59,9 @@ def write_tasks(folder: Path, count: int = 6) -> Path:
             (task / "tests").mkdir()
             (task / "environment" / "README").write_text(f"task {index}\n")
             (task / "instruction.md").write_text(f"Write hello to out.txt. This is task {index}.\n")
-            (task / "task.toml").write_text('version = "1.0"\n[agent]\ntimeout_sec = 60\n[verifier]\ntimeout_sec = 20\n')
+            (task / "task.toml").write_text(
+                'version = "1.0"\n[agent]\ntimeout_sec = 60\n[verifier]\ntimeout_sec = 20\n'
+            )
             test = task / "tests" / "test.sh"
             test.write_text(
                 'logs="${GYRE_LOGS_DIR:-/logs}"\ncd "${GYRE_WORKSPACE:-/app}" || exit 1\n'
@@ -73,7 +83,9 @@ def write_script(path: Path, *, turns: int = 2) -> Path:
     return path
 
 
-def paced_fleet(folder: Path, *, run: str = "paced", cells: int = 3, turns: int = 4, tokens_per_second: float = 60) -> Fleet:
+def paced_fleet(
+    folder: Path, *, run: str = "paced", cells: int = 3, turns: int = 4, tokens_per_second: float = 60
+) -> Fleet:
     """A fleet of paced cells on the scene's own policy, tasks and script."""
     return Fleet(
         run=run,

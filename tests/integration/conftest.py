@@ -1,0 +1,63 @@
+"""Stacks for integration tests: real components, started once per module."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from temporalio.client import Client
+
+from workers.supervisor import LocalStack
+from workflows.messages import ids
+from workflows.messages.burst import BurstSpec
+from workflows.policy.state import PolicyState
+
+
+class Run:
+    """A running stack, as tests talk to it."""
+
+    def __init__(self, stack: LocalStack) -> None:
+        self.stack = stack
+        self.client: Client = stack.client
+        self.name = stack.manifest.run
+
+    async def start(self, spec: BurstSpec):
+        """Start a burst as a user would."""
+        return await self.client.start_workflow(
+            "Burst", spec, id=ids.burst_id(spec.run, spec.name), task_queue=ids.WORKFLOW_QUEUE
+        )
+
+    async def scheduler(self) -> dict[str, Any]:
+        return await self.client.get_workflow_handle(ids.scheduler_id(self.name)).query("state")
+
+    async def policy(self) -> PolicyState:
+        handle = self.client.get_workflow_handle(ids.scheduler_id(self.name))
+        return await handle.query("policy_state", result_type=PolicyState)
+
+    async def until(
+        self, condition: Callable[[PolicyState], bool | Awaitable[bool]], what: str, *, seconds: float = 120
+    ) -> PolicyState:
+        """Wait for a state of the run, as the policy sees it."""
+        deadline = time.monotonic() + seconds
+        while True:
+            try:
+                state = await asyncio.wait_for(self.policy(), 10)
+            except Exception:
+                # The control worker may be the one that was killed: only the deadline decides.
+                if time.monotonic() > deadline:
+                    raise
+                await asyncio.sleep(0.3)
+                continue
+            found = condition(state)
+            if found if isinstance(found, bool) else await found:
+                return state
+            if time.monotonic() > deadline:
+                pytest.fail(f"not within {seconds:g} s: {what}; last seen {state}")
+            await asyncio.sleep(0.2)
+
+    async def rested(self) -> PolicyState:
+        """All cells serve and nothing runs."""
+        return await self.until(
+            lambda state: state.waterlevel == 0 and all(cell.serving for cell in state.cells), "all cells serving"
+        )
