@@ -4,10 +4,10 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Engine, select
+from sqlalchemy import Engine, func, select
 
 from infra.audit import AuditReport
-from infra.records.schema import batches, calls, executions, groups, transitions
+from infra.records.schema import batches, calls, executions, groups, segments, transitions
 from infra.statistics import paired_interval, wilson_interval
 
 TROUBLE = ("crashed", "never_ran")
@@ -75,9 +75,27 @@ def _fresh(connection, batch) -> bool:
     return set(connection.scalars(versions)) == {batch.version_before}
 
 
+def continued(records: Engine) -> list[dict[str, Any]]:
+    """Every request that was cut and went on elsewhere: from which cell, when, and what the new engine had cached."""
+    before, after = segments.alias("before"), segments.alias("after")
+    query = select(
+        before.c.cell, before.c.ended_at, after.c.prompt_tokens, func.coalesce(after.c.cached_tokens, 0)
+    ).join(after, (after.c.call == before.c.call) & (after.c.segment == before.c.segment + 1))
+    with records.connect() as connection:
+        return [
+            {"cell": cell, "at": at or 0.0, "reused": cached, "recomputed": prompt - cached}
+            for cell, at, prompt, cached in connection.execute(query)
+        ]
+
+
 def moves(records: Engine) -> list[dict[str, Any]]:
-    """Every role change: direction, cell, seconds a step, what moved."""
+    """Every role change: direction, cell, seconds a step, what moved, and the KV its cut requests found elsewhere."""
     query = select(transitions).order_by(transitions.c.started_at)
+    cuts = continued(records)
+
+    def kv(row: Any, name: str) -> int:
+        return sum(cut[name] for cut in cuts if cut["cell"] == row.cell and row.started_at <= cut["at"] <= row.ended_at)
+
     with records.connect() as connection:
         return [
             {
@@ -89,8 +107,9 @@ def moves(records: Engine) -> list[dict[str, Any]]:
                 "steps": {step["name"]: round(step["seconds"], 3) for step in row.steps},
                 "requests_moved": row.figures["requests_moved"],
                 "executions_rerouted": row.figures["executions_rerouted"],
-                "kv_tokens_reused": row.figures["kv_tokens_reused"],
-                "kv_tokens_recomputed": row.figures["kv_tokens_recomputed"],
+                "kv_tokens_handed_over": row.figures["kv_tokens_reused"],
+                "kv_tokens_reused": kv(row, "reused"),
+                "kv_tokens_recomputed": kv(row, "recomputed"),
             }
             for row in connection.execute(query)
         ]
