@@ -15,7 +15,7 @@ from infra.audit import audit_run
 from infra.demo.tasks import write_task_set
 from workers.demo.picture import draw
 from workers.demo.plan import RUN, DemoPlan
-from workers.demo.summary import summarise
+from workers.demo.summary import PassRate, pass_rate, summarise
 from workers.demo.watch import Watch
 from workers.supervisor import LocalStack, StackEvent
 from workers.supervisor.run_folder import set_aside
@@ -31,6 +31,8 @@ class DemoResult:
     """Where the results lie, and what they say."""
 
     summary: dict[str, Any]
+    before: PassRate
+    after: PassRate
     summary_path: Path
     picture_path: Path
 
@@ -58,13 +60,14 @@ async def run_demo(
         watch.stage = "audit"
         summary = summarise(stack.records, audit_run(run_dir), evaluations)
         summary["peak_pss_bytes"] = stack.peak_pss_bytes
+        before, after = (pass_rate(stack.records, evaluations[name]) for name in ("before", "after"))
     summary["loop_seconds"] = round(loop_seconds, 1)
     summary["wall_seconds"] = round(time.time() - started, 1)
     picture = folder / "demo.png"
     draw(watch.looks, summary["steps"], picture)
     path = folder / "summary.json"
     path.write_text(json.dumps(summary, indent=2) + "\n")
-    return DemoResult(summary, path, picture)
+    return DemoResult(summary, before, after, path, picture)
 
 
 async def _loop(plan: DemoPlan, client: Client, watch: Watch) -> dict[str, str]:

@@ -38,9 +38,14 @@ def pass_rate(records: Engine, burst: str) -> PassRate:
 
 def gain(before: PassRate, after: PassRate) -> dict[str, Any]:
     """Paired gain over the tasks of two evaluations."""
-    both = sorted(before.rewards.keys() & after.rewards.keys())
-    mean, low, high = paired_interval([after.rewards[task] - before.rewards[task] for task in both])
-    return {"gain": round(mean, 4), "interval95": [round(low, 4), round(high, 4)], "tasks": len(both)}
+    found = differences(before, after)
+    mean, low, high = paired_interval(found)
+    return {"gain": round(mean, 4), "interval95": [round(low, 4), round(high, 4)], "tasks": len(found)}
+
+
+def differences(before: PassRate, after: PassRate) -> list[float]:
+    """Reward after minus before, of every task that is in both."""
+    return [after.rewards[task] - before.rewards[task] for task in sorted(before.rewards.keys() & after.rewards.keys())]
 
 
 def logprob_gap(records: Engine) -> dict[str, Any]:
