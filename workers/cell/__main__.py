@@ -15,6 +15,7 @@ def main() -> None:
     parser.add_argument("--cell", type=int, required=True)
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    logging.getLogger("httpx2").setLevel(logging.WARNING)  # a line for every call would bury the rest
     try:
         asyncio.run(serve(arguments.run_dir, arguments.cell))
     except CellLost as lost:

@@ -17,6 +17,7 @@ def main() -> None:
     parser.add_argument("--run-dir", type=Path, required=True)
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    logging.getLogger("httpx2").setLevel(logging.WARNING)  # a line for every call would bury the rest
     asyncio.run(serve(arguments.run_dir))
 
 
