@@ -65,13 +65,13 @@ class Admin:
         while len(self._moved) > REMEMBERED_LEASES:
             del self._moved[next(iter(self._moved))]
         for segment in segments:
-            moved.add(segment.call)
             segment.cut.set()
         if segments:
             ends = [asyncio.ensure_future(segment.ended.wait()) for segment in segments]
             await asyncio.wait(ends, timeout=self._settings.abort_grace_seconds + 1)
             for end in ends:
                 end.cancel()
+            moved.update(segment.call for segment in segments if segment.moved)
         if record.unsettled:
             try:
                 loads = await record.upstream.loads()

@@ -33,8 +33,11 @@ CONTEXT_EDGE_TOKENS = 8
 
 @dataclass(frozen=True)
 class Dispatcher:
+    """`vocabulary`: ids the model may sample, also those that a padded embedding adds to the tokenizer's."""
+
     run: str
     context_tokens: int
+    vocabulary: int
     settings: ProxySettings
     tokenizer: ChatTokenizer
     table: RouteTable
@@ -116,6 +119,7 @@ class Dispatcher:
         finally:
             if not segment.stopped:
                 self._abort_soon(record.upstream, segment.rid)
+            segment.moved = ended == "moved"
             self.table.release(segment)
             written = "abort" if ended in ("moved", "short") else ended
             self.metrics.segments.labels(written).inc()
@@ -168,7 +172,7 @@ class Dispatcher:
 
     def _take(self, call: LiveCall, chunk: GenerateChunk, start: int) -> None:
         piece = Piece(chunk.ids, chunk.logprobs, (_version(chunk.weight_version),) * len(chunk.ids))
-        check_piece(piece, call.so_far.remaining, self.tokenizer.vocab_size)
+        check_piece(piece, call.so_far.remaining, self.vocabulary)
         shown, used = call.text.push(piece.ids)
         call.so_far.accept(piece, only=used)
         if chunk.spans is not None:

@@ -27,6 +27,7 @@ class Segment:
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     stopped: bool = False  # the engine is known to have ended it
     kv_waited: bool = False
+    moved: bool = False  # it was cut, and its request goes on elsewhere
 
     @property
     def rid(self) -> str:

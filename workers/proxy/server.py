@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import logging
 import signal
 from collections.abc import Iterator
@@ -66,16 +67,17 @@ async def build_proxy(
 ) -> Proxy:
     """A proxy that goes on where the last one on this database stood: engines, routes and open executions."""
     tokenizer = ChatTokenizer(model_folder)
+    vocabulary = max(tokenizer.vocab_size, _embedded_ids(model_folder))
     metrics, recorder, handoffs, executions = Metrics(), Recorder(database), Handoffs(), Executions()
 
     def connect(url: str) -> EngineClient:
         silence = max(settings.first_token_seconds, settings.next_token_seconds) * 2  # the dispatcher's is the limit
-        return EngineClient(url, vocabulary=tokenizer.vocab_size, admin_key=admin_key, silence_seconds=silence)
+        return EngineClient(url, vocabulary=vocabulary, admin_key=admin_key, silence_seconds=silence)
 
     table = RouteTable(settings, recorder, connect, metrics)
     await recorder.write(rows.fail_orphans())
     await asyncio.to_thread(_restore, database, run, table, executions)
-    dispatcher = Dispatcher(run, context_tokens, settings, tokenizer, table, recorder, handoffs, metrics)
+    dispatcher = Dispatcher(run, context_tokens, vocabulary, settings, tokenizer, table, recorder, handoffs, metrics)
     broker = Broker(
         database=database,
         tokenizer=tokenizer,
@@ -95,6 +97,12 @@ async def build_proxy(
         recorder=recorder,
         metrics=metrics,
     )
+
+
+def _embedded_ids(model_folder: Path) -> int:
+    """Size of the model's embedding; 0 if the folder does not say."""
+    file = model_folder / "config.json"
+    return int(json.loads(file.read_text()).get("vocab_size") or 0) if file.is_file() else 0
 
 
 def _restore(database: Engine, run: str, table: RouteTable, executions: Executions) -> None:
