@@ -1,0 +1,242 @@
+"""The double of one boot of one cell worker: every step of a cell queue and of the stream, on plain sets."""
+
+import asyncio
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from temporalio import activity
+from temporalio.worker import Worker
+
+from infra.temporal.failures import FailureInterceptor
+from workers.registration import activities_of
+from workflows.messages import ids
+from workflows.messages.batch import (
+    Accepted,
+    CombineUpdate,
+    JoinBatch,
+    MicroStepDone,
+    MicroStepTask,
+    ReleaseBatch,
+    SealBatch,
+    Sealed,
+    UpdateApplied,
+)
+from workflows.messages.cell_steps import CellLease, EngineVerified, KvPulled, LoadWeights, PullKv, RetainKv
+from workflows.messages.errors import ActorUnavailable, Fenced, VersionMismatch
+from workflows.messages.fleet import CellWorkerUp
+from workflows.messages.scheduling import Weights
+from workflows.steps import Queue
+
+if TYPE_CHECKING:
+    from tests.workflows.world import FakeWorld
+
+
+class FakeCell:
+    """Rollout or training memory is held, never both. `accumulated`: (index, attempt) whose gradients are summed."""
+
+    def __init__(self, world: "FakeWorld", index: int, boot: int) -> None:
+        self.world, self.index, self.boot = world, index, boot
+        self.queue = ids.cell_queue(world.run, index, boot)
+        self.rollout_memory, self.training_memory = True, False
+        self.engine: Weights | None = None
+        self.batch: str | None = None
+        self.accumulated: dict[int, int] = {}
+        self.sealed = False
+        self.dead = False
+        self.highest_lease = 0
+        self.stream: Worker | None = None
+        self.stream_batch: str | None = None
+        self.serving: asyncio.Task[None] | None = None
+        self.worker = self._worker(self.queue, Queue.CELL, 8)
+        self.running: asyncio.Task[None] | None = None
+
+    def _worker(self, queue: str, kind: Queue, room: int) -> Worker:
+        return Worker(
+            self.world.client,
+            task_queue=queue,
+            activities=activities_of(kind, self),
+            interceptors=[FailureInterceptor()],
+            max_concurrent_activities=room,
+            graceful_shutdown_timeout=timedelta(seconds=60),
+        )
+
+    async def start(self) -> None:
+        """Serve the boot's queue and say so, as a real cell worker does."""
+        self.running = asyncio.create_task(self.worker.run())
+        up = CellWorkerUp(
+            cell=self.index,
+            boot_epoch=self.boot,
+            queue=self.queue,
+            engine_url=f"http://127.0.0.1:{9000 + self.index}",
+            actor_url=f"http://127.0.0.1:{9100 + self.index}",
+        )
+        name = ids.cell_workflow_id(self.world.run, self.index)
+        await self.world.client.get_workflow_handle(name).signal("worker_up", up)
+
+    async def die(self) -> None:
+        """As kill -9: what runs never answers, nothing new is taken."""
+        self.dead = True
+        await asyncio.sleep(0)
+        self.endings = [asyncio.create_task(worker.shutdown()) for worker in (self.worker, self.stream) if worker]
+
+    async def stop(self) -> None:
+        await self._close_stream()
+        if self.running is not None:
+            if not self.worker.is_shutdown:
+                await self.worker.shutdown()
+            await asyncio.gather(self.running, return_exceptions=True)
+        if self.serving is not None:
+            await asyncio.gather(self.serving, return_exceptions=True)
+
+    async def _do(self, name: str, argument: Any) -> Any:
+        """The frame of every step: log, misbehave as planned, heartbeat, work."""
+        self.world.calls.append((name, argument))
+        if self.dead:
+            await self.world.faults.hang()
+        lease = getattr(argument, "lease", None)
+        if isinstance(lease, int) and name != "pull_kv":
+            if lease < self.highest_lease:
+                raise Fenced(f"lease {lease} is over; {self.highest_lease} holds the cell")
+            self.highest_lease = lease
+        fault = await self.world.faults.before(name, argument)
+        if self.dead:
+            await self.world.faults.hang()
+        activity.heartbeat()
+        result = await getattr(self, f"_{name}")(argument)
+        if fault is not None and fault.after:
+            await self.world.faults.strike(fault)
+        return result
+
+    # --- role changes
+
+    async def _retain_kv(self, request: RetainKv) -> None:
+        pass
+
+    async def _pull_kv(self, request: PullKv) -> KvPulled:
+        return KvPulled(arrived=request.executions, tokens=7 * len(request.executions), bytes=100)
+
+    async def _release_kv(self, request: CellLease) -> None:
+        pass
+
+    async def _await_quiet(self, request: CellLease) -> None:
+        if self.world.doors.get(self.index) is not None:
+            raise ActorUnavailable("the door is still open")
+
+    async def _release_rollout(self, request: CellLease) -> None:
+        self.rollout_memory, self.engine = False, None
+
+    async def _restore_training(self, request: CellLease) -> None:
+        if self.rollout_memory:
+            self.world.problem(f"cell {self.index}: training restored while rollout memory is held")
+        self.training_memory = True
+
+    async def _leave_stream(self, request: CellLease) -> None:
+        await self._close_stream()
+
+    async def _release_training(self, request: CellLease) -> None:
+        self.batch, self.accumulated, self.training_memory = None, {}, False
+
+    async def _resume_rollout(self, request: CellLease) -> None:
+        if self.training_memory:
+            self.world.problem(f"cell {self.index}: rollout resumed while training memory is held")
+        if not self.rollout_memory:
+            self.rollout_memory, self.engine = True, None
+
+    async def _load_weights(self, request: LoadWeights) -> None:
+        if not self.rollout_memory:
+            raise VersionMismatch("no rollout memory to load into")
+        self.engine = request.weights
+
+    async def _verify_engine(self, request: LoadWeights) -> EngineVerified:
+        if self.engine != request.weights:
+            raise VersionMismatch(f"the engine holds {self.engine}")
+        return EngineVerified(weights=request.weights)
+
+    # --- batches
+
+    async def _join_batch(self, request: JoinBatch) -> None:
+        if self.batch != request.batch:
+            self.batch, self.accumulated = request.batch, {}
+        self.sealed = False
+        await self._open_stream(request.batch, request.in_flight_depth)
+
+    async def _run_micro_step(self, task: MicroStepTask) -> MicroStepDone:
+        step = task.micro_step
+        await self.world.client.get_workflow_handle(step.batch).signal("claimed", step.index)
+        if self.batch != step.batch or self.sealed:
+            raise Fenced(f"cell {self.index} is not open for {step.batch}")
+        await self._beat(self.world.micro_step_seconds)
+        if self.dead:
+            await self.world.faults.hang()
+        self.accumulated[step.index] = max(task.emission, self.accumulated.get(step.index, 0))
+        accepted = Accepted(
+            index=step.index, attempt=self.accumulated[step.index], cell=self.index, boot_epoch=self.boot
+        )
+        return MicroStepDone(accepted=accepted, loss=0.5)
+
+    async def _seal_batch(self, request: SealBatch) -> Sealed:
+        await self._close_stream()
+        self.sealed = True
+        return Sealed(
+            cell=self.index,
+            boot_epoch=self.boot,
+            accumulated=tuple(sorted(self.accumulated.items())),
+            weights=self.world.committed,
+        )
+
+    async def _combine_update(self, request: CombineUpdate) -> UpdateApplied:
+        summed: list[int] = []
+        for account in request.participants:
+            cell = self.world.cells[account.cell]
+            if cell.boot != account.boot_epoch or cell.dead:
+                raise ActorUnavailable(f"cell {account.cell} is gone")
+            if tuple(sorted(cell.accumulated.items())) != account.accumulated:
+                raise Fenced(f"cell {account.cell} no longer holds what the batch accepted")
+            summed += cell.accumulated
+        self.world.applied[request.batch] = sorted(summed)
+        version = request.weights.version + 1
+        weights = Weights(version=version, checksum=f"{request.batch}@{version}")
+        return UpdateApplied(weights=weights, checkpoint=f"v{version}", grad_norm=1.0)
+
+    async def _release_batch(self, request: ReleaseBatch) -> None:
+        await self._close_stream()
+        if self.batch == request.batch:
+            if not request.discard and self.world.commits.get(request.batch) is None:
+                self.world.problem(f"{request.batch}: gradients released before the commit")
+            if request.discard and request.batch in self.world.commits:
+                self.world.problem(f"{request.batch}: a committed update was taken back")
+            self.batch, self.accumulated = None, {}
+
+    # --- the stream
+
+    async def _open_stream(self, batch: str, depth: int) -> None:
+        if self.stream is not None and self.stream_batch == batch:
+            return
+        await self._close_stream()
+        self.stream_batch = batch
+        self.stream = self._worker(ids.stream_queue(batch), Queue.STREAM, depth)
+        self.serving = asyncio.create_task(self.stream.run())
+
+    async def _close_stream(self) -> None:
+        stream, self.stream, self.stream_batch = self.stream, None, None
+        if stream is not None and not stream.is_shutdown:
+            await stream.shutdown()
+
+    async def _beat(self, seconds: float) -> None:
+        for _ in range(max(1, int(seconds / 0.5))):
+            activity.heartbeat()
+            await asyncio.sleep(min(seconds, 0.5))
+
+
+def _step(name: str) -> Any:
+    async def run(self, argument: Any) -> Any:
+        return await self._do(name, argument)
+
+    kinds = getattr(FakeCell, f"_{name}").__annotations__
+    run.__name__ = run.__qualname__ = name
+    run.__annotations__ = {"argument": next(kinds[key] for key in kinds if key != "return"), "return": kinds["return"]}
+    return activity.defn(name=name)(run)
+
+
+for _name in ["retain_kv", "pull_kv", "release_kv", "await_quiet", "release_rollout", "restore_training", "leave_stream", "release_training", "resume_rollout", "load_weights", "verify_engine", "join_batch", "run_micro_step", "seal_batch", "combine_update", "release_batch"]:
+    setattr(FakeCell, _name, _step(_name))

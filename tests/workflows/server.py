@@ -1,0 +1,77 @@
+"""A real Temporal development server for the tests of this folder, in memory, with our search attributes."""
+
+import asyncio
+import ctypes
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from temporalio.client import Client
+from temporalio.contrib.pydantic import pydantic_data_converter
+
+from infra.temporal.server import SEARCH_ATTRIBUTES, temporal_binary
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def dev_server(*dynamic_config: str) -> Iterator[str]:
+    """Starts a server, yields its address, stops it."""
+    port = _free_port()
+    command = [temporal_binary(), "server", "start-dev", "--headless", "--ip", "127.0.0.1", "--port", str(port)]
+    command += ["--log-level", "never"]
+    for name in SEARCH_ATTRIBUTES:
+        command += ["--search-attribute", f"{name}=Keyword"]
+    for value in ("frontend.WorkflowPauseEnabled=true", *dynamic_config):
+        command += ["--dynamic-config-value", value]
+    process = subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, preexec_fn=_die_with_parent
+    )
+    try:
+        _await_port(process, port)
+        yield f"127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait(10)
+
+
+def _die_with_parent() -> None:
+    """A test run that is cut off by its time limit leaves no server behind (Linux: PR_SET_PDEATHSIG)."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+
+
+def _await_port(process: subprocess.Popen[bytes], port: int) -> None:
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise RuntimeError(f"the development server ended with {process.returncode}")
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(0.05)
+    raise RuntimeError("the development server does not listen")
+
+
+async def connect(address: str) -> Client:
+    """A client with the production data converter; waits until the namespace is there."""
+    deadline = time.monotonic() + 30
+    while True:
+        try:
+            client = await Client.connect(address, data_converter=pydantic_data_converter)
+            await client.count_workflows()
+            return client
+        except Exception:
+            if time.monotonic() > deadline:
+                raise
+            await asyncio.sleep(0.1)
