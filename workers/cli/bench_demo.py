@@ -13,7 +13,7 @@ from workers.demo.summary import differences
 from workers.supervisor.run_folder import CHECKOUT
 
 
-def bench(*, seeds: int = 3, bursts: int = 6, out: Path | None = None, json_output: bool = False) -> None:
+def bench(*, seeds: int = 3, bursts: int = 4, out: Path | None = None, json_output: bool = False) -> None:
     """Run the demo once a seed (tasks and sampling differ, the starting policy is the same) and pool the gains.
 
     Parameters

@@ -16,7 +16,7 @@ TROUBLE = ("died", "killed", "restarting")
 
 
 def demo(
-    *, out: Path | None = None, bursts: int = 6, steps: int = 2, heldout: int = 48, seed: int = 0, greedy: bool = True
+    *, out: Path | None = None, bursts: int = 4, steps: int = 2, heldout: int = 48, seed: int = 0, greedy: bool = True
 ) -> None:
     """Train a small real policy through real harness processes while cells change roles.
 

@@ -26,9 +26,9 @@ class DemoPlan:
 
     heldout_tasks: int = 48
     training_tasks: int = 240
-    bursts: int = 6
+    bursts: int = 4
     steps: int = 2
-    groups: int = 4
+    groups: int = 8
     members: int = 8
     learning_rate: float = 2e-4
     seed: int = 0
@@ -75,7 +75,7 @@ class DemoPlan:
             sampling=Sampling(temperature=1.0, max_call_tokens=96),
             harness=HarnessChoice(name="mini-swe-agent", client="thin"),
             limits=Limits(wall_seconds=120),
-            policy=PolicySettings(supply_fraction=0.5, hold_seconds=0.5, in_flight_depth=2),
+            policy=PolicySettings(supply_fraction=0.25, hold_seconds=0.5, in_flight_depth=2),
             training=Training(learning_rate=self.learning_rate, token_budget=512),
         )
         return CampaignSpec(run=RUN, name="train", bursts=self.bursts, burst=burst)
