@@ -67,7 +67,7 @@ def mean_staleness(groups: int, steps: int, carry_over: float, draw: random.Rand
     return sum(ages) / len(ages)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(groups=st.integers(1, 5), steps=st.integers(1, 4), carried=st.integers(0, 8))
 def test_staleness_is_the_formula(groups: int, steps: int, carried: int) -> None:
     carry_over = carried / groups
