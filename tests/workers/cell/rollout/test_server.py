@@ -81,7 +81,7 @@ async def kill_while_streaming(client: EngineClient, pid: int, seen: list[int]) 
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 async def test_an_engine_that_cannot_start_says_why(tmp_path):
     server = EngineServer(parameters_of(tmp_path / "no-model"), tmp_path / "logs" / "engine.log")
     server.start()

@@ -91,9 +91,11 @@ class LeaseDesk:
         return self.current
 
     def end(self, number: int) -> bool:
-        """True for the one call that ends it."""
+        """True for the one call that ends it. Also a lease never given (or given by an engine that has died since) is
+        over after this: should its `open` still arrive, it is refused."""
         if number > self.highest:
-            raise Fenced(f"lease {number} was never given")
+            self.highest, self.current = number, None
+            return False
         if self.current is None or self.current.number != number:
             return False
         self.current = None

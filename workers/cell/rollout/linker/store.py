@@ -167,11 +167,12 @@ class KvStore:
         )
 
     def acknowledge(self, number: int) -> LeaseEnded:
-        """The destination has verified its copy: end the lease. Only the first call does; Fenced for unknown ones."""
+        """The destination has verified its copy: end the lease. Only the first call does, later ones change nothing.
+        A number above the current lease's ends that too, as a newer lease would."""
         with self._lock:
             self.sweep()
             ended = self._desk.end(number)
-            if ended:
+            if self._desk.current is None:
                 self._pool.unpin_all()
             return LeaseEnded(lease=number, released=ended)
 

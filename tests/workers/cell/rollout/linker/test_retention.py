@@ -41,8 +41,6 @@ def test_a_lease_ends_exactly_once_and_numbers_never_go_back():
     assert desk.open(5, frozenset(), expires=99) == (lease, False)
     with pytest.raises(Fenced):
         desk.open(4, None, expires=10)
-    with pytest.raises(Fenced):
-        desk.end(6)
     with pytest.raises(StillHeld):
         desk.refuse_early_release(5)
     assert [desk.end(5), desk.end(5)] == [True, False]
@@ -51,6 +49,16 @@ def test_a_lease_ends_exactly_once_and_numbers_never_go_back():
         desk.open(5, None, expires=10)
     with pytest.raises(Fenced):
         desk.get(5)
+
+
+def test_a_lease_never_given_is_over_once_it_was_ended():
+    desk = LeaseDesk()
+    desk.open(5, None, expires=10)
+    assert not desk.end(6)
+    assert desk.current is None
+    with pytest.raises(Fenced):
+        desk.open(6, None, expires=10)
+    desk.open(7, None, expires=10)
 
 
 def test_a_newer_lease_supersedes_and_time_ends_one():

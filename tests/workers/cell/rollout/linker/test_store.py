@@ -157,6 +157,15 @@ def test_leases_are_fenced(source):
     assert source.stats().pinned_pages == 3
 
 
+def test_a_release_that_overtakes_its_retain_leaves_nothing_pinned(source):
+    insert(source, "a", chain("a", 5))
+    source.retain(retain(5, "a"))
+    assert not source.release(6, abandon=True).released
+    assert source.stats().pinned_pages == 0
+    with pytest.raises(Fenced):
+        source.retain(retain(6, "a"))
+
+
 def test_only_equal_layouts_exchange_pages(endpoints, source):
     insert(source, "a", chain("a", 3))
     source.retain(retain(1, "a"))
