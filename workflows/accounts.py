@@ -143,7 +143,7 @@ class Accounts:
         if self.roster.pop(closed.execution, None) is None:
             return False
         self.finished += 1
-        self._close_member(closed.burst, closed.group, closed.member, closed.outcome, closed.reward)
+        self._close_member(*_place(closed.execution), closed.outcome, closed.reward)
         return True
 
     def cancel_queued(self, burst: str) -> int:
@@ -183,7 +183,9 @@ class Accounts:
         )
 
     def _close_member(self, burst: str, number: int, member: int, outcome: Outcome, reward: float | None) -> None:
-        group = self.groups[ids.group_id(burst, number)]
+        group = self.groups.get(ids.group_id(burst, number))
+        if group is None:
+            return  # given up with its burst
         rewards = {**group.rewards, member: reward} if reward is not None else group.rewards
         group = group.model_copy(update={"closed": {**group.closed, member: outcome.value}, "rewards": rewards})
         self.groups[group.name] = group
@@ -193,15 +195,27 @@ class Accounts:
 
     # --- groups
 
+    def next_complete(self, given_up: str | None) -> str | None:
+        """The group to admit next; none of the burst `given_up`."""
+        return next((name for name in self.complete if self.groups[name].burst != given_up), None)
+
+    def knows(self, burst: str) -> bool:
+        """Whether a burst of this name ever dispatched here."""
+        return burst in self.next_group
+
     def outstanding(self) -> int:
         """Training groups dispatched and not yet consumed by an update."""
         open_groups = sum(self.bursts[group.burst].purpose is Purpose.TRAIN for group in self.groups.values())
         return open_groups + len(self.ready)
 
     def admit(self, group: AdmittedGroup, *, keep: bool) -> None:
-        """The group has its place in the order of admission; without `keep` (a refilled one) it is consumed."""
+        """The group has its place in the order of admission; without `keep` (a refilled one) it is consumed.
+
+        A group that was given up with its burst meanwhile stays given up.
+        """
         name = ids.group_id(group.burst, group.group)
-        self.groups.pop(name, None)
+        if self.groups.pop(name, None) is None:
+            return
         self.complete = [other for other in self.complete if other != name]
         if keep:
             self.ready.append(group)

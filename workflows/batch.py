@@ -13,33 +13,25 @@ import asyncio
 from pydantic import Field
 from temporalio import workflow
 from temporalio.common import SearchAttributeKey
-from temporalio.exceptions import ActivityError, is_cancelled_exception
+from temporalio.exceptions import ActivityError, FailureError, is_cancelled_exception
 
 from workflows import steps
 from workflows.messages import ids
 from workflows.messages.base import Message
-from workflows.messages.batch import (
-    BatchOutcome,
-    BatchSpec,
-    JoinBatch,
-    MicroStepTask,
-    OpenedBatch,
-    ReleaseBatch,
-    SealBatch,
-    Sealed,
-    UpdateApplied,
-)
+from workflows.messages.batch import BatchOutcome, BatchSpec, MicroStepTask, OpenedBatch, Sealed, UpdateApplied
 from workflows.messages.group import AdmittedGroup, MicroStep, PackGroup
 from workflows.messages.scheduling import BatchAbandoned, BatchClosed, GroupAssigned, Member
-from workflows.parking import Parking, call, failure_text, upsert
+from workflows.messages.transition import Resolution
+from workflows.parking import StepAborted, StepSkipped, call, failure_text, upsert
+from workflows.participants import CORE, REJOIN_SECONDS, Participants
 from workflows.settlement import combine_of, commit_of, open_of, report_of
 from workflows.stream import Stream, StreamState
 
 BURST = SearchAttributeKey.for_keyword("Burst")
-CORE = 0
-REJOIN_SECONDS = 5
 FAILED_COMBINES = 2
 """Failed combines after which nobody's gradient is trusted any more: all of it is recomputed."""
+MAX_WINDOWS = 8
+"""So many closed windows without an update are no accident any more: the batch parks."""
 MAX_EMISSIONS = 12
 """A micro-step that failed this often has something wrong with itself: the batch parks."""
 
@@ -58,27 +50,21 @@ class BatchState(Message):
 
 
 @workflow.defn
-class TrainingBatch(Parking):
+class TrainingBatch(Participants):
     """One optimizer step."""
 
     @workflow.init
     def __init__(self, state: BatchState) -> None:
-        self.spec = state.spec
-        self.batch = state.spec.batch
+        super().__init__(state.spec, Stream(state.stream), state.members, state.joined)
         self.control = ids.control_queue(state.spec.spec.run)
         self.opened = state.opened
         self.groups = list(state.groups)
         self.packed = state.packed
-        self.stream = Stream(state.stream)
-        self.members = {member.cell: member for member in state.members}
-        self.joined = {member.cell: member for member in state.joined}
         self.assigned = list(state.assigned)
         self.tasks: set[asyncio.Task[None]] = set()
-        self.joining: dict[int, asyncio.Task[None]] = {}
         self.packing: asyncio.Task[None] | None = None
-        self.closing = False
-        self.failed_combines = 0
-        self.broken: BaseException | None = None
+        self.failed_combines = self.windows = 0
+        self.last_failure = ""
 
     @workflow.signal
     def group_ready(self, group: AdmittedGroup) -> None:
@@ -86,22 +72,6 @@ class TrainingBatch(Parking):
         known = {(known.burst, known.group) for known in self.groups}
         if (group.burst, group.group) not in known and len(self.groups) < self.spec.spec.groups_per_step:
             self.groups.append(group)
-
-    @workflow.signal
-    def member_joined(self, member: Member) -> None:
-        """A cell is in training and may join; a newer boot replaces an older one."""
-        known = self.members.get(member.cell)
-        if known is None or member.boot_epoch >= known.boot_epoch:
-            if known is not None and member.boot_epoch > known.boot_epoch:
-                self._forget(known)
-            self.members[member.cell] = member
-
-    @workflow.signal
-    def member_left(self, member: Member) -> None:
-        """A cell's boot is gone (or it left training): what it accumulated does not count."""
-        known = self.members.get(member.cell)
-        if known is not None and known.boot_epoch <= member.boot_epoch:
-            self._forget(known)
 
     @workflow.signal
     async def claimed(self, index: int) -> None:
@@ -115,9 +85,8 @@ class TrainingBatch(Parking):
         upsert(BURST.value_set(self.spec.spec.name))
         try:
             return await self._run()
-        except (asyncio.CancelledError, ActivityError) as error:
-            if is_cancelled_exception(error):
-                await self._abandon()
+        except (asyncio.CancelledError, FailureError, StepSkipped, StepAborted):
+            await self._abandon()
             raise
 
     async def _run(self) -> BatchOutcome:
@@ -134,51 +103,47 @@ class TrainingBatch(Parking):
             await workflow.wait_condition(self._has_work)
             if self.broken is not None:
                 raise self.broken
-            self._start_packing()
+            if self._rolls():
+                if self._quiet():
+                    workflow.continue_as_new(self._carry())
+            else:
+                self._start_packing()
+                self._emit()
             self._start_joins()
-            if workflow.info().is_continue_as_new_suggested() and not self._complete():
-                await self._roll_over()
-            self._emit()
             if self._complete():
                 update = await self._close_window()
                 if update is not None:
-                    return await self._finish(*update)
+                    return await self._finish_for_good(*update)
 
     # --- the stream
 
     def _has_work(self) -> bool:
-        return (
-            self.broken is not None
-            or (self.packed < len(self.groups) and self.packing is None)
-            or bool(self._may_join())
-            or (bool(self.stream.pending) and len(self.stream.running) < self._room())
-            or self._complete()
-        )
+        if self._rolls():
+            more = self._quiet()
+        else:
+            more = (self.packed < len(self.groups) and self.packing is None) or self._may_emit()
+        return more or self.broken is not None or bool(self._may_join()) or self._complete()
 
-    def _room(self) -> int:
-        return 0 if self.closing else len(self.joined) * self.spec.spec.policy.in_flight_depth
+    def _rolls(self) -> bool:
+        """The history is long: nothing new goes on the stream until the batch has continued as new."""
+        return workflow.info().is_continue_as_new_suggested() and not self._complete()
+
+    def _quiet(self) -> bool:
+        """Nothing on the stream, nothing being packed, nobody joining; what is carried is the whole truth."""
+        return not (self.tasks or self.joining or self.packing) and workflow.all_handlers_finished()
+
+    def _may_emit(self) -> bool:
+        room = 0 if self.closing else len(self.joined) * self.spec.spec.policy.in_flight_depth
+        return bool(self.stream.pending) and len(self.stream.running) < room
 
     def _complete(self) -> bool:
-        """Everything has been accumulated; with targets, the core must be there to combine."""
+        """Everything has been accumulated and everyone who did is there; with targets, the core too, to combine."""
         streamed = self.packed == self.spec.spec.groups_per_step and self.stream.idle
-        return streamed and (not self.stream.micro_steps or CORE in self.joined)
-
-    def _may_join(self) -> list[Member]:
-        """Members that are not in yet. The core comes first: satellites pull its snapshot."""
-        if self.closing:
-            return []
-        waiting = [self.members[cell] for cell in sorted(self.members)]
-        return [
-            member
-            for member in waiting
-            if member.cell not in self.joined
-            and member.cell not in self.joining
-            and (member.cell == CORE or CORE in self.joined)
-        ]
+        return streamed and (not self.stream.micro_steps or (CORE in self.joined and self._all_present()))
 
     def _start_packing(self) -> None:
         if self.packing is None and self.packed < len(self.groups):
-            self.packing = asyncio.create_task(self._pack(self.groups[self.packed]))
+            self.packing = self._start(self._pack(self.groups[self.packed]))
 
     async def _pack(self, group: AdmittedGroup) -> None:
         name = ids.group_id(group.burst, group.group)
@@ -202,8 +167,6 @@ class TrainingBatch(Parking):
             else:
                 await self._assign(name)
             self.packed += 1
-        except Exception as error:
-            self.broken = error
         finally:
             self.packing = None
 
@@ -212,38 +175,9 @@ class TrainingBatch(Parking):
             self.assigned.append(group)
             await self._scheduler().signal("group_assigned", GroupAssigned(batch=self.batch, group=group))
 
-    def _start_joins(self) -> None:
-        for member in self._may_join():
-            self.joining[member.cell] = asyncio.create_task(self._join(member))
-
-    async def _join(self, member: Member) -> None:
-        request = JoinBatch(
-            run=self.spec.spec.run,
-            cell=member.cell,
-            batch=self.batch,
-            weights=self.spec.weights,
-            in_flight_depth=self.spec.spec.policy.in_flight_depth,
-        )
-        try:
-            await call(
-                steps.JOIN_BATCH,
-                request,
-                queue=member.queue,
-                activity_id=f"join-cell-{member.cell}-{member.boot_epoch}",
-            )
-            if self.members.get(member.cell) == member:
-                self.joined[member.cell] = member
-        except ActivityError as error:
-            if is_cancelled_exception(error):
-                return
-            workflow.logger.warning("cell %d could not join: %s", member.cell, failure_text(error))
-            await asyncio.sleep(REJOIN_SECONDS)  # then the main loop lets it try again, while it is a member
-        finally:
-            self.joining.pop(member.cell, None)
-
     def _emit(self) -> None:
-        while self.stream.pending and len(self.stream.running) < self._room():
-            task = asyncio.create_task(self._run_micro_step(*self.stream.take()))
+        while self._may_emit():
+            task = self._start(self._run_micro_step(*self.stream.take()))
             self.tasks.add(task)
             task.add_done_callback(self.tasks.discard)
 
@@ -270,8 +204,8 @@ class TrainingBatch(Parking):
             if is_cancelled_exception(error):
                 return
             workflow.logger.warning("micro-step %d goes back: %s", step.index, failure_text(error))
-            if emission >= MAX_EMISSIONS:
-                self.broken = error
+            if emission % MAX_EMISSIONS == 0:
+                await self._park(steps.RUN_MICRO_STEP.name, f"micro-step {step.index}: {failure_text(error)}")
             self.stream.put_back(step.index)
             return
         member = self.joined.get(done.accepted.cell)
@@ -280,11 +214,10 @@ class TrainingBatch(Parking):
         else:
             self.stream.put_back(step.index)
 
-    def _forget(self, member: Member) -> None:
-        """Return everything this boot of a cell accumulated to the stream."""
-        self.members.pop(member.cell, None)
-        self.joined.pop(member.cell, None)
-        self.stream.take_back(member.cell)
+    async def _park(self, step: str, reason: str) -> None:
+        """Wait for an operator; anything but a retry gives the batch up."""
+        if await self.park(step, reason) is not Resolution.RETRY:
+            raise StepAborted(step, reason)
 
     # --- the update
 
@@ -295,10 +228,15 @@ class TrainingBatch(Parking):
         self.closing = True
         self.enter_phase("COMBINE")
         try:
-            return await self._combine()
+            if (update := await self._combine()) is not None:
+                return update
+            self.windows += 1
+            if self.windows % MAX_WINDOWS == 0:
+                await self._park(steps.COMBINE_UPDATE.name, self.last_failure)
         finally:
             self.closing = False
-            self.enter_phase("STREAM")
+        self.enter_phase("STREAM")
+        return None
 
     async def _combine(self) -> tuple[UpdateApplied, tuple[Sealed, ...]] | None:
         participants = list(self.joined.values())
@@ -308,6 +246,7 @@ class TrainingBatch(Parking):
                 continue
             if account is None or list(account.accumulated) != self.stream.counted(member.cell):
                 # The cell's own account decides: its whole gradient is void, all its micro-steps go back.
+                self.last_failure = f"cell {member.cell} accumulated something else than the batch accepted"
                 await self._discard(member)
         if not self._complete():
             self.joined.clear()  # sealed cells open again for the stream by joining again
@@ -322,7 +261,8 @@ class TrainingBatch(Parking):
                 raise
             # A participant or the core itself was lost while combining. Whoever is still there keeps its gradient
             # and joins again; when that does not help, nobody's is trusted.
-            workflow.logger.warning("combining failed: %s", failure_text(error))
+            self.last_failure = failure_text(error)
+            workflow.logger.warning("combining failed: %s", self.last_failure)
             self.failed_combines += 1
             if self.failed_combines % FAILED_COMBINES == 0:
                 for member in list(self.joined.values()):
@@ -333,31 +273,13 @@ class TrainingBatch(Parking):
         self.stream.settle(counted)  # whoever was lost since: the gradient was read and verified before
         return update, accounts
 
-    async def _seal(self, member: Member) -> Sealed | None:
-        request = SealBatch(run=self.spec.spec.run, cell=member.cell, batch=self.batch)
+    async def _finish_for_good(self, update: UpdateApplied | None, accounts: tuple[Sealed, ...]) -> BatchOutcome:
+        """Finish, whatever is asked meanwhile: an update that may be on record is never taken back."""
+        finishing = asyncio.create_task(self._finish(update, accounts))
         try:
-            return await call(
-                steps.SEAL_BATCH, request, queue=member.queue, summary=f"cell {member.cell}: what was accumulated"
-            )
-        except ActivityError as error:
-            if is_cancelled_exception(error):
-                raise
-            workflow.logger.warning("cell %d did not seal: %s", member.cell, failure_text(error))
-            return None
-
-    async def _discard(self, member: Member) -> None:
-        self.joined.pop(member.cell, None)
-        self.stream.take_back(member.cell)
-        await self._release(member, discard=True)
-
-    async def _release(self, member: Member, *, discard: bool) -> None:
-        request = ReleaseBatch(run=self.spec.spec.run, cell=member.cell, batch=self.batch, discard=discard)
-        try:
-            await call(steps.RELEASE_BATCH, request, queue=member.queue, summary=f"cell {member.cell}: gradients")
-        except ActivityError as error:
-            if is_cancelled_exception(error):
-                raise
-            self.members.pop(member.cell, None)
+            return await asyncio.shield(finishing)
+        except asyncio.CancelledError:
+            return await finishing
 
     async def _finish(self, update: UpdateApplied | None, accounts: tuple[Sealed, ...]) -> BatchOutcome:
         commit = commit_of(self.spec, self.groups, self.stream, update)
@@ -371,27 +293,21 @@ class TrainingBatch(Parking):
         return BatchOutcome(report=report, weights=commit.after)
 
     async def _abandon(self) -> None:
-        for member in list(self.joined.values()):
-            await self._release(member, discard=True)
+        """Give the batch up: nobody's gradient counts, the Scheduler has its groups back."""
+        self.closing = True
+        await asyncio.gather(*(self._release(self.joined[cell], discard=True) for cell in sorted(self.joined)))
         await self._scheduler().signal("batch_abandoned", BatchAbandoned(batch=self.batch))
 
-    async def _roll_over(self) -> None:
-        """Continue as new at a quiet point: nothing on the stream, nothing being packed, nobody joining."""
-        self.closing = True
-        await workflow.wait_condition(
-            lambda: not (self.tasks or self.joining or self.packing) and workflow.all_handlers_finished()
-        )
-        workflow.continue_as_new(
-            BatchState(
-                spec=self.spec,
-                opened=True,
-                groups=tuple(self.groups),
-                packed=self.packed,
-                stream=self.stream.carry(),
-                members=tuple(self.members[cell] for cell in sorted(self.members)),
-                joined=tuple(self.joined[cell] for cell in sorted(self.joined)),
-                assigned=tuple(self.assigned),
-            )
+    def _carry(self) -> BatchState:
+        return BatchState(
+            spec=self.spec,
+            opened=True,
+            groups=tuple(self.groups),
+            packed=self.packed,
+            stream=self.stream.carry(),
+            members=tuple(self.members[cell] for cell in sorted(self.members)),
+            joined=tuple(self.joined[cell] for cell in sorted(self.joined)),
+            assigned=tuple(self.assigned),
         )
 
     def _scheduler(self) -> "workflow.ExternalWorkflowHandle[None]":

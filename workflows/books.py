@@ -17,8 +17,10 @@ from workflows.messages import ids
 from workflows.messages.base import Message
 from workflows.messages.burst import BurstSpec, PolicySettings
 from workflows.messages.control import LedgerEntry
+from workflows.messages.execution import ExecutionClosed
 from workflows.messages.fleet import CellRole
 from workflows.messages.scheduling import EndBurst, OpenBatch, OpenBurst, RunSpec, Weights
+from workflows.messages.transition import Direction, MoveCell
 from workflows.parking import Parking, StepAborted, StepSkipped, call, failure_text
 from workflows.policy.state import BatchView, Hold, PolicyState
 from workflows.steps import Step
@@ -40,7 +42,9 @@ class SchedulerState(Message):
     weights: Weights = Field(description="the published version")
     accounts: AccountsState = AccountsState()
     cells: tuple[CellEntry, ...]
+    committed: Weights | None = Field(default=None, description="the newest committed version, if not yet published")
     burst: BurstSpec | None = None
+    burst_run: str = Field(default="", description="run id of the burst's workflow")
     burst_cancelled: bool = False
     ending: EndBurst | None = None
     publishing: bool = False
@@ -51,7 +55,10 @@ class SchedulerState(Message):
     moves: int = 0
     entries: int = 0
     cooldown_until: float = 0.0
+    next_sweep: float = 0.0
     staying: bool = False
+    stay_until: float = 0.0
+    refilled: int = Field(default=0, description="groups of this burst that were replaced")
 
 
 class Books(Parking):
@@ -59,26 +66,28 @@ class Books(Parking):
 
     def __init__(self, state: SchedulerState) -> None:
         self.spec, self.run_name = state.spec, state.spec.run
-        self.weights = state.weights
+        self.weights, self.committed = state.weights, state.committed
         self.accounts = Accounts(state.spec.run, state.accounts)
         self.cells = CellTable(state.cells)
-        self.burst, self.burst_cancelled = state.burst, state.burst_cancelled
+        self.burst: BurstSpec | None = state.burst
+        self.burst_cancelled = state.burst_cancelled
+        self.burst_run, self.refilled = state.burst_run, state.refilled
         self.ending, self.publishing = state.ending, state.publishing
         self.waiting = list(state.waiting)
-        self.batch = state.batch
+        self.batch: OpenBatchState | None = state.batch
         self.positions = dict(state.positions)
-        self.hold, self.staying = state.hold, state.staying
+        self.hold, self.staying, self.stay_until = state.hold, state.staying, state.stay_until
         self.moves, self.entries = state.moves, state.entries
-        self.cooldown_until = state.cooldown_until
+        self.cooldown_until, self.next_sweep = state.cooldown_until, state.next_sweep
         self.control = ids.control_queue(self.run_name)
         self.ledger: list[LedgerEntry] = []
         self.told: str = ""
         self.jobs: set[asyncio.Task[None]] = set()
         self.broken: BaseException | None = None
-        self.opening: BurstSpec | None = None
-        self.cancelled_while_opening = self.admitting = self.writing = False
+        self.opening: OpenBurst | None = None
+        self.cancelled_while_opening = self.admitting = self.sweeping = self.writing = False
         self.dirty = True
-        self.next_sweep = 0.0
+        self.roll_asked: float | None = None
 
     def _note(self, kind: str, cell: int | None, reasons: tuple[str, ...], state: PolicyState | None = None) -> None:
         self.entries += 1
@@ -115,13 +124,45 @@ class Books(Parking):
         try:
             await job
         except (ActivityError, ApplicationError, StepSkipped, StepAborted) as error:
-            self._note("alarm", None, (what, failure_text(error)))
+            self._alarm(what, failure_text(error))
+
+    def _alarm(self, *reasons: str) -> None:
+        self._note("alarm", None, reasons)
 
     def _job_done(self, task: asyncio.Task[None]) -> None:
         self.jobs.discard(task)
         if not task.cancelled() and task.exception() is not None:
             self.broken = task.exception()  # a bug of ours: the main loop raises it, so that it shows in the web UI
         self.dirty = True
+
+    def _close(self, closed: ExecutionClosed) -> None:
+        if not self.accounts.close(closed):
+            workflow.logger.info("ignored report of %s: not running here", closed.execution)
+        self.dirty = True
+
+    def _move(self, cell: int, direction: Direction, role: CellRole) -> None:
+        """Ask a cell to change; its capacity is gone from now on."""
+        peers = self.cells.peers(cell, self.weights.version) if direction is Direction.TO_TRAINING else {}
+        self.cells.set_role(cell, role)
+        self.moves += 1
+        move = MoveCell(
+            move=f"{self.run_name}/{self.moves}",
+            boot_epoch=self.cells.entries[cell].boot_epoch,
+            direction=direction,
+            weights=self.weights,
+            peers=peers,
+            kv_handoff=self.spec.kv_handoff,
+        )
+        self._spawn(self._send_move(cell, move), f"move cell {cell}")
+
+    async def _send_move(self, cell: int, move: MoveCell) -> None:
+        handle = workflow.get_external_workflow_handle(ids.cell_workflow_id(self.run_name, cell))
+        try:
+            await handle.signal("move", move)
+        except ApplicationError as error:
+            # Its workflow is gone. It is nobody's to wait for until it is started anew and reports.
+            self.cells.set_role(cell, CellRole.LOST)
+            self._note("alarm", cell, (f"lost: {failure_text(error)}",))
 
     async def _control(self, step: Step[Any, Any], argument: Message) -> None:
         """A step on the control queue, retried until it works."""
@@ -156,9 +197,11 @@ class Books(Parking):
         return SchedulerState(
             spec=self.spec,
             weights=self.weights,
+            committed=self.committed,
             accounts=self.accounts.carry(),
             cells=self.cells.carry(),
             burst=self.burst,
+            burst_run=self.burst_run,
             burst_cancelled=self.burst_cancelled,
             ending=self.ending,
             publishing=self.publishing,
@@ -169,5 +212,8 @@ class Books(Parking):
             moves=self.moves,
             entries=self.entries,
             cooldown_until=self.cooldown_until,
+            next_sweep=self.next_sweep,
             staying=self.staying,
+            stay_until=self.stay_until,
+            refilled=self.refilled,
         )

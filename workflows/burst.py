@@ -9,7 +9,8 @@ from asyncio import CancelledError
 
 from temporalio import workflow
 from temporalio.common import SearchAttributeKey
-from temporalio.exceptions import ApplicationError, ChildWorkflowError, is_cancelled_exception
+from temporalio.exceptions import ApplicationError, FailureError
+from temporalio.workflow import ChildWorkflowCancellationType
 
 from workflows.batch import BatchState, TrainingBatch
 from workflows.messages import ids
@@ -29,6 +30,10 @@ from workflows.messages.scheduling import (
 from workflows.parking import PHASE, upsert
 
 BURST = SearchAttributeKey.for_keyword("Burst")
+
+
+class _Refused(Exception):
+    """The Scheduler does not take this burst."""
 
 
 @workflow.defn
@@ -77,17 +82,20 @@ class Burst:
             raise ApplicationError(message, type="InvalidSpec", non_retryable=True)
         upsert(BURST.value_set(spec.name), PHASE.value_set("QUEUED"))
         try:
-            await self._tell("open_burst", OpenBurst(spec=spec))
-        except ApplicationError as error:
-            message = f"run: no scheduler runs for {spec.run!r}; is its stack up?"
-            raise ApplicationError(message, type="InvalidSpec", non_retryable=True) from error
-        try:
+            await self._open()
             return await self._evaluate() if spec.purpose is Purpose.EVALUATE else await self._train()
-        except (CancelledError, ChildWorkflowError) as error:
-            if not is_cancelled_exception(error):
-                raise
-            await self._cancel()
+        except _Refused as refused:
+            raise ApplicationError(str(refused), type="InvalidSpec", non_retryable=True) from None
+        except (CancelledError, FailureError):
+            await self._cancel()  # whatever went wrong, the Scheduler must not wait for this burst
             raise
+
+    async def _open(self) -> None:
+        opening = OpenBurst(spec=self.spec, run_id=workflow.info().run_id)
+        try:
+            await self._tell("open_burst", opening)
+        except ApplicationError as error:
+            raise _Refused(f"run: no scheduler runs for {self.spec.run!r}; is its stack up?") from error
 
     async def _evaluate(self) -> BurstReport:
         opened = await self._turn()
@@ -114,6 +122,8 @@ class Burst:
         for step in range(self.spec.steps if self.spec.groups_per_step else 0):
             report, weights = await self._step(step, weights, opened)
             reports.append(report)
+            if workflow.cancellation_reason() is not None:
+                raise CancelledError  # asked for while the batch was being committed, so the batch came to its end
         upsert(PHASE.value_set("PUBLISH"))
         await self._tell("end_burst", EndBurst(burst=self.spec.name, weights=weights))
         await workflow.wait_condition(lambda: self.published is not None)
@@ -133,8 +143,7 @@ class Burst:
         """Wait until it is this burst's turn and its groups are dispatched."""
         await workflow.wait_condition(lambda: self.opened is not None or self.refused is not None)
         if self.opened is None:
-            reason = self.refused.reason if self.refused else "no answer"
-            raise ApplicationError(reason, type="InvalidSpec", non_retryable=True)
+            raise _Refused(self.refused.reason if self.refused else "no answer")
         return self.opened
 
     async def _step(self, step: int, weights: Weights, opened: BurstOpened) -> tuple[StepReport, Weights]:
@@ -145,6 +154,11 @@ class Burst:
             BatchState(spec=spec),
             id=batch,
             static_summary=f"step {step + 1} of {self.spec.steps}, weights v{weights.version}",
+            cancellation_type=(
+                ChildWorkflowCancellationType.ABANDON
+                if self.spec.on_cancel == "finish_batch"
+                else ChildWorkflowCancellationType.WAIT_CANCELLATION_COMPLETED
+            ),
         )
         return outcome.report, outcome.weights
 

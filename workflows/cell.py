@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pydantic import Field
 from temporalio import workflow
 from temporalio.common import SearchAttributeKey
-from temporalio.exceptions import ApplicationError
+from temporalio.exceptions import ApplicationError, ChildWorkflowError, WorkflowAlreadyStartedError
 from temporalio.workflow import ParentClosePolicy
 
 from workflows.messages import ids
@@ -27,11 +27,14 @@ from workflows.messages.transition import (
     TransitionResult,
     TransitionSpec,
 )
-from workflows.parking import PHASE, Parking, upsert
+from workflows.parking import Parking, failure_text, upsert
 from workflows.transition import RoleTransition
 
 CELL = SearchAttributeKey.for_keyword("Cell")
 ROLE = SearchAttributeKey.for_keyword("Role")
+
+REPORT_SECONDS = 15.0
+"""Between attempts to reach a Scheduler that is not there."""
 
 SETTLED: Mapping[Direction, CellRole] = {
     Direction.BOOT: CellRole.ROLLOUT,
@@ -50,7 +53,9 @@ class CellState(Message):
     weights: Weights
     role: CellRole = CellRole.STARTING
     boot: CellWorkerUp | None = None
+    loaded: Weights | None = Field(default=None, description="what its engine serves, when in rollout")
     lease: int = 0
+    unreported: CellReport | None = Field(default=None, description="the Scheduler could not be told")
     waiting: tuple[MoveCell, ...] = ()
     seen: tuple[str, ...] = Field(default=(), description="moves already taken, newest last, bounded")
 
@@ -65,6 +70,7 @@ class Cell(Parking):
         self.role, self.boot, self.lease = state.role, state.boot, state.lease
         self.waiting = list(state.waiting)
         self.seen = list(state.seen)
+        self.loaded, self.unreported = state.loaded, state.unreported
         self.new_boot: CellWorkerUp | None = None
 
     @workflow.signal
@@ -88,30 +94,51 @@ class Cell(Parking):
 
     @workflow.run
     async def run(self, state: CellState) -> None:
-        upsert(CELL.value_set(f"cell-{self.spec.index}"), PHASE.value_set("READY"))
+        upsert(CELL.value_set(f"cell-{self.spec.index}"))
+        self.enter_phase("READY")
         while True:
-            await workflow.wait_condition(lambda: bool(self.waiting) or self.new_boot is not None or self._rolls())
+            await self._wait()
             if self.new_boot is not None:
                 await self._boot()
             elif self.waiting:
                 await self._take(self.waiting.pop(0))
+            elif self.unreported is not None and not workflow.info().is_continue_as_new_suggested():
+                await self._tell(self.unreported)
             elif workflow.all_handlers_finished():
                 workflow.continue_as_new(self._carry())
             else:
                 await workflow.wait_condition(workflow.all_handlers_finished)
 
+    async def _wait(self) -> None:
+        """Until there is something to do, or it is time to try again to tell the Scheduler."""
+        rolls = workflow.info().is_continue_as_new_suggested
+        retry = REPORT_SECONDS if self.unreported is not None else None
+        with contextlib.suppress(TimeoutError):
+            await workflow.wait_condition(
+                lambda: bool(self.waiting) or self.new_boot is not None or rolls(),
+                timeout=retry,
+                timeout_summary="report again",
+            )
+
     async def _boot(self) -> None:
         self.boot, self.new_boot = self.new_boot, None
         # Moves asked of the boot before are void; only the newest weights they named still count.
         self.weights = max((self.weights, *(move.weights for move in self.waiting)), key=lambda w: w.version)
+        self.loaded = None
         self.waiting.clear()
         await self._report(CellRole.STARTING, "", "the cell worker booted")
         await self._change(Direction.BOOT, "", {}, handoff=False)
 
     async def _take(self, move: MoveCell) -> None:
         self.weights = move.weights
-        if move.direction is Direction.PUBLISH and self.role is not CellRole.ROLLOUT:
-            return  # a boot, a return or a resumption will load the newest weights anyway
+        if move.direction is Direction.PUBLISH:
+            if self.role is not CellRole.ROLLOUT:
+                return  # a boot, a return or a resumption will load the newest weights anyway
+            if self.loaded == self.weights:
+                await self._report(CellRole.ROLLOUT, move.move, "")
+                return
+        elif move.boot_epoch and self.boot is not None and move.boot_epoch != self.boot.boot_epoch:
+            return  # asked of a boot that is gone; this one has reported, or will
         if move.direction is Direction.TO_TRAINING and self.role is not CellRole.ROLLOUT:
             await self._report(self.role, move.move, f"cannot leave rollout: is {self.role.value}")
             return
@@ -126,6 +153,7 @@ class Cell(Parking):
             report = await self._transition(direction, peers, handoff=handoff)
             match report.result:
                 case TransitionResult.DONE:
+                    self.loaded = None if direction is Direction.TO_TRAINING else self.weights
                     await self._report(SETTLED[direction], move, "")
                     return
                 case TransitionResult.ROLLED_BACK:
@@ -163,12 +191,29 @@ class Cell(Parking):
             peers=peers,
             kv_handoff=handoff,
         )
+        try:
+            return await self._run_transition(spec)
+        except (ChildWorkflowError, WorkflowAlreadyStartedError) as error:
+            # Terminated, cancelled or broken: how far it came is unknown, so an operator (or a new boot) decides.
+            return TransitionReport(
+                transition=ids.transition_id(self.run_name, self.spec.index, self.lease),
+                run=self.run_name,
+                cell=self.spec.index,
+                direction=direction,
+                result=TransitionResult.PARKED,
+                started_at=workflow.time(),
+                ended_at=workflow.time(),
+                steps=(),
+                reason=f"the transition ended without a result: {failure_text(error)}",
+            )
+
+    async def _run_transition(self, spec: TransitionSpec) -> TransitionReport:
         child = await workflow.start_child_workflow(
             RoleTransition.run,
             spec,
             id=ids.transition_id(self.run_name, self.spec.index, self.lease),
             parent_close_policy=ParentClosePolicy.ABANDON,
-            static_summary=f"cell {self.spec.index}: {direction.value.replace('_', ' ')}",
+            static_summary=f"cell {self.spec.index}: {spec.direction.value.replace('_', ' ')}",
         )
         done = asyncio.ensure_future(child)
         await workflow.wait_condition(lambda: done.done() or self.new_boot is not None)
@@ -183,20 +228,27 @@ class Cell(Parking):
             cell=self.spec.index,
             boot_epoch=self.boot.boot_epoch if self.boot else 0,
             role=role,
-            version=self.weights.version if role is CellRole.ROLLOUT else None,
+            version=self.loaded.version if role is CellRole.ROLLOUT and self.loaded is not None else None,
             queue=self.boot.queue if self.boot else "",
             move=move,
             reason=reason[:500],
         )
-        await workflow.get_external_workflow_handle(ids.scheduler_id(self.run_name)).signal("cell_reported", report)
+        await self._tell(report)
+
+    async def _tell(self, report: CellReport) -> None:
+        """Tell the Scheduler; when there is none at the moment, later."""
+        scheduler = workflow.get_external_workflow_handle(ids.scheduler_id(self.run_name))
+        try:
+            await scheduler.signal("cell_reported", report)
+            self.unreported = None
+        except ApplicationError as error:
+            workflow.logger.warning("the scheduler was not told: %s", failure_text(error))
+            self.unreported = report
 
     def _show(self, role: CellRole) -> None:
         if role is not self.role:
             self.role = role
             upsert(ROLE.value_set(role.value))
-
-    def _rolls(self) -> bool:
-        return workflow.info().is_continue_as_new_suggested()
 
     def _carry(self) -> CellState:
         return CellState(
@@ -205,7 +257,9 @@ class Cell(Parking):
             weights=self.weights,
             role=self.role,
             boot=self.boot,
+            loaded=self.loaded,
             lease=self.lease,
+            unreported=self.unreported,
             waiting=tuple(self.waiting),
             seen=tuple(self.seen),
         )

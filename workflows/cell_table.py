@@ -25,9 +25,10 @@ class CellTable:
         self.entries = {entry.spec.index: entry for entry in entries}
 
     def apply(self, report: CellReport) -> CellEntry | None:
-        """Take a report; returns the entry before it, or None when it is of an older boot and changes nothing."""
-        before = self.entries[report.cell]
-        if report.boot_epoch < before.boot_epoch:
+        """Take a report; returns the entry before it, or None when it is of an older boot (or of no cell of this
+        run) and changes nothing."""
+        before = self.entries.get(report.cell)
+        if before is None or report.boot_epoch < before.boot_epoch:
             return None
         self.entries[report.cell] = before.model_copy(
             update={

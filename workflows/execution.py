@@ -4,11 +4,12 @@ Whatever happens, an execution reports to the Scheduler exactly one `ExecutionCl
 id. Nothing here waits without a limit: the wall limit also holds when the harness host is gone.
 """
 
+import asyncio
 from asyncio import CancelledError
 
 from temporalio import workflow
 from temporalio.common import SearchAttributeKey
-from temporalio.exceptions import ActivityError, is_cancelled_exception
+from temporalio.exceptions import ActivityError, RetryState, is_cancelled_exception
 
 from workflows import steps
 from workflows.messages import ids
@@ -21,12 +22,15 @@ from workflows.messages.execution import (
     HarnessRun,
     Outcome,
 )
-from workflows.parking import Parking, StepAborted, StepSkipped, call, failure_text, upsert
+from workflows.messages.transition import Resolution
+from workflows.parking import Parking, call, failure_text, upsert
 
 BURST = SearchAttributeKey.for_keyword("Burst")
 
 HOST_GRACE_SECONDS = 120.0
 """How long beyond its own limit a step may stay unanswered (host restarting) before the execution goes on without."""
+PREPARE_SECONDS = 900.0
+"""All attempts to prepare, with the wait for a busy or restarting host."""
 
 
 @workflow.defn
@@ -51,13 +55,17 @@ class AgentExecution(Parking):
                 raise
             self.run_result = self.run_result.model_copy(update={"end": EndReason.CANCELLED})
             self.evaluation = Evaluation(outcome=Outcome.NO_ARTIFACT, detail="cancelled")
-        return await self._close(workflow.time() - started)
+        closing = asyncio.create_task(self._close(workflow.time() - started))
+        try:
+            return await asyncio.shield(closing)
+        except CancelledError:
+            return await closing  # it has come to its end already: that is recorded and reported all the same
 
     async def _live(self) -> None:
         self.enter_phase("PREPARE")
         harness = ids.harness_queue(self.spec.run)
         try:
-            prepared = await call(steps.PREPARE_WORKSPACE, self.spec, queue=harness)
+            prepared = await call(steps.PREPARE_WORKSPACE, self.spec, queue=harness, give_up_seconds=PREPARE_SECONDS)
         except ActivityError as error:
             self._never_ran(error)
             return
@@ -69,12 +77,7 @@ class AgentExecution(Parking):
         self.enter_phase("EVALUATE")
         await self._evaluate(harness)
         self.enter_phase("PROCESS")
-        try:
-            processed = await self.parked_call(steps.PROCESS_EXECUTION, self.spec, queue=harness)
-            self.target_tokens = processed.target_tokens
-        except (StepSkipped, StepAborted) as error:
-            # Without its records an execution is no sample; its score alone must not move the group's statistics.
-            self.evaluation = Evaluation(outcome=Outcome.EVALUATOR_FAILED, detail=f"not processed: {error}"[:500])
+        await self._process(harness)
 
     async def _run_harness(self) -> None:
         limits = self.spec.limits
@@ -102,6 +105,25 @@ class AgentExecution(Parking):
             if is_cancelled_exception(error):
                 raise
             self.evaluation = Evaluation(outcome=Outcome.EVALUATOR_FAILED, detail=failure_text(error))
+
+    async def _process(self, queue: str) -> None:
+        """Records become a trajectory. Parks when that cannot work; a host that is gone is not waited for."""
+        limit = steps.PROCESS_EXECUTION.start_to_close + HOST_GRACE_SECONDS
+        while True:
+            try:
+                processed = await call(steps.PROCESS_EXECUTION, self.spec, queue=queue, give_up_seconds=limit)
+                self.target_tokens = processed.target_tokens
+                return
+            except ActivityError as error:
+                if is_cancelled_exception(error):
+                    raise
+                reason = failure_text(error)
+                final = error.retry_state is RetryState.NON_RETRYABLE_FAILURE
+            if final and await self.park(steps.PROCESS_EXECUTION.name, reason) is Resolution.RETRY:
+                continue
+            # Without its records an execution is no sample; its score alone must not move the group's statistics.
+            self.evaluation = Evaluation(outcome=Outcome.EVALUATOR_FAILED, detail=f"not processed: {reason}"[:500])
+            return
 
     async def _close(self, seconds: float) -> ExecutionClosed:
         self.enter_phase("CLOSE")

@@ -147,11 +147,13 @@ class Parking:
         self._blocked = (*self._blocked, blocked)
         self.enter_phase("BLOCKED")
         self._show_blocked()
-        await workflow.wait_condition(lambda: blocked.resolution is not None or interrupted())
-        self._blocked = tuple(other for other in self._blocked if other is not blocked)
-        self._show_blocked()
-        if not self._blocked:
-            self.enter_phase(blocked.phase_before)
+        try:
+            await workflow.wait_condition(lambda: blocked.resolution is not None or interrupted())
+        finally:
+            self._blocked = tuple(other for other in self._blocked if other is not blocked)
+            self._show_blocked()
+            if not self._blocked:
+                self.enter_phase(blocked.phase_before)
         return blocked.resolution
 
     def _show_blocked(self) -> None:

@@ -6,20 +6,17 @@ them; side effects run as jobs beside it, so that nothing here ever waits for an
 """
 
 from temporalio import workflow
-from temporalio.exceptions import ActivityError
 
-from workflows import steps
-from workflows.books import Books, OpenBatchState, SchedulerState
+from workflows.books import OpenBatchState, SchedulerState
+from workflows.errands import Errands
 from workflows.messages import ids
 from workflows.messages.burst import BurstSpec, Purpose
-from workflows.messages.control import CancelExecutions, LaunchExecutions, RecordLedger, SweepRoster
 from workflows.messages.execution import ExecutionClosed
 from workflows.messages.fleet import CellReport, CellRole
 from workflows.messages.scheduling import (
     BatchAbandoned,
     BatchClosed,
     BurstDrained,
-    BurstOpened,
     BurstPublished,
     BurstRefused,
     CancelBurst,
@@ -30,9 +27,7 @@ from workflows.messages.scheduling import (
     OpenBatch,
     OpenBurst,
 )
-from workflows.messages.tasks import SelectTasks
-from workflows.messages.transition import Direction, MoveCell
-from workflows.parking import PHASE, call, failure_text, upsert
+from workflows.messages.transition import Direction
 from workflows.policy.dispatch import launchable, top_up
 from workflows.policy.state import Decision, PolicyState, Verdict
 from workflows.policy.waterlevel import after_publish, core_may_stay, decide
@@ -40,10 +35,14 @@ from workflows.policy.waterlevel import after_publish, core_may_stay, decide
 LAUNCH_CHUNK = 32
 COOLDOWN_SECONDS = 15.0
 """After a rolled-back move, before the next one is tried."""
+STAY_SECONDS = 60.0
+"""How long a core that stayed for the next burst waits for it."""
+ROLL_SECONDS, ROLL_PAUSE_SECONDS = 30.0, 120.0
+"""To roll over, new jobs are held back until the running ones are done, that long at most; then not for a while."""
 
 
 @workflow.defn
-class Scheduler(Books):
+class Scheduler(Errands):
     """The run's scheduler."""
 
     @workflow.init
@@ -55,22 +54,30 @@ class Scheduler(Books):
     @workflow.signal
     def open_burst(self, request: OpenBurst) -> None:
         """A burst wants to dispatch; it waits for its turn."""
-        known = [waiting.spec.name for waiting in self.waiting] + [self.burst.name if self.burst else ""]
-        if request.spec.name not in known:
+        name = request.spec.name
+        known = [*self.waiting, *([self.opening] if self.opening is not None else [])]
+        runs = [other.run_id for other in known if other.spec.name == name]
+        runs += [self.burst_run] if self.burst is not None and self.burst.name == name else []
+        if request.run_id in runs:
+            return
+        if runs or (self.accounts.knows(name) and request.spec.purpose is Purpose.TRAIN):
+            reason = f"name: a burst {name!r} has been in this run before; choose another name"
+            self._tell(name, "burst_refused", BurstRefused(burst=name, reason=reason))
+        else:
             self.waiting.append(request)
         self.dirty = True
 
     @workflow.signal
     def execution_closed(self, closed: ExecutionClosed) -> None:
         """An execution has ended; counted once by its id, a late or unknown report changes nothing."""
-        if not self.accounts.close(closed):
-            workflow.logger.info("ignored report of %s: not running here", closed.execution)
-        self.dirty = True
+        self._close(closed)
 
     @workflow.signal
     def open_batch(self, request: OpenBatch) -> None:
         """A batch wants groups and members."""
         if self.batch is None or self.batch.request.batch != request.batch:
+            if self.batch is not None:
+                self._free_batch(self.batch.request.batch)
             self.batch = OpenBatchState(request=request)
             for cell in self.cells.in_role(CellRole.TRAINING):
                 self._tell_batch("member_joined", self.cells.member(cell))
@@ -79,51 +86,45 @@ class Scheduler(Books):
     @workflow.signal
     def group_assigned(self, message: GroupAssigned) -> None:
         """A group's first micro-step was claimed (or it has none)."""
-        self.accounts.assigned.add(message.group)
         if self.batch is not None and self.batch.request.batch == message.batch:
+            self.accounts.assigned.add(message.group)
             assigned = tuple(sorted({*self.batch.assigned, message.group}))
             self.batch = self.batch.model_copy(update={"assigned": assigned})
         self.dirty = True
 
     @workflow.signal
     def batch_closed(self, message: BatchClosed) -> None:
-        """A batch's update is committed: its groups are consumed."""
-        self._end_batch(message.batch)
+        """A batch's update is committed: its groups are consumed, whatever becomes of its burst."""
+        if message.weights.version > (self.committed or self.weights).version:
+            self.committed = message.weights
+        if self.batch is not None and self.batch.request.batch == message.batch:
+            self.accounts.consume(self.batch.sent)
+            self.batch = None
+        self.dirty = True
 
     @workflow.signal
     def batch_abandoned(self, message: BatchAbandoned) -> None:
-        """The burst was cancelled: the groups of its batch are given up with it."""
-        self._end_batch(message.batch)
+        """Nothing of this batch counts: its groups are free again."""
+        self._free_batch(message.batch)
 
     @workflow.signal
     def end_burst(self, message: EndBurst) -> None:
         """The last batch is closed: return the cells, publish."""
-        self.ending = message
+        if self.burst is not None and self.burst.name == message.burst:
+            self.ending = message
         self.dirty = True
 
     @workflow.signal
     def cancel_burst(self, message: CancelBurst) -> None:
         """Stop dispatching this burst, close what is queued, cancel what runs."""
-        self.waiting = [waiting for waiting in self.waiting if waiting.spec.name != message.burst]
-        if self.burst is not None and self.burst.name == message.burst:
-            self.burst_cancelled = True
-            cancelled = self.accounts.cancel_queued(message.burst)
-            self._note("close", None, (f"burst {message.burst} cancelled: {cancelled} queued executions closed",))
-            prefix = f"{self.run_name}/execution/{message.burst}/"
-            running = tuple(sorted(name for name in self.accounts.roster if name.startswith(prefix)))
-            cancel = CancelExecutions(executions=running, reason="burst cancelled")
-            self._spawn(self._control(steps.CANCEL_EXECUTIONS, cancel), "cancel executions")
-        elif self.opening is not None and self.opening.name == message.burst:
-            self.cancelled_while_opening = True
-        else:
-            self._tell(message.burst, "burst_drained", BurstDrained(burst=message.burst))
-        self.dirty = True
+        self._cancel(message.burst)
 
     @workflow.signal
     def cell_reported(self, report: CellReport) -> None:
         """A cell's role has settled, or its worker has booted."""
         before = self.cells.apply(report)
         if before is None:
+            workflow.logger.info("ignored report of cell %d, boot %d", report.cell, report.boot_epoch)
             return
         if before.role is CellRole.TRAINING and (
             report.role is not CellRole.TRAINING or report.boot_epoch != before.boot_epoch
@@ -132,6 +133,9 @@ class Scheduler(Books):
             self._tell_batch("member_left", left)
         if report.role is CellRole.TRAINING:
             self._tell_batch("member_joined", self.cells.member(report.cell))
+        if report.role is CellRole.ROLLOUT and report.version != self.weights.version:
+            # It booted, or came back, with weights it was told of before the last publish.
+            self._move(report.cell, Direction.PUBLISH, CellRole.ROLLOUT)
         if report.reason.startswith("rolled back"):
             self.cooldown_until = workflow.time() + COOLDOWN_SECONDS
         if report.reason or report.role is CellRole.PARKED:
@@ -153,21 +157,26 @@ class Scheduler(Books):
 
     @workflow.run
     async def run(self, state: SchedulerState) -> None:
-        upsert(PHASE.value_set("RUNNING"))
-        self.next_sweep = workflow.time() + self.spec.sweep_seconds
+        self.enter_phase("RUNNING")
         recheck: float | None = None
         while True:
             until_sweep = max(1.0, self.next_sweep - workflow.time())
-            timeout = min(until_sweep, recheck) if recheck is not None else until_sweep
-            await self._wait(timeout)
+            await self._wait(min(until_sweep, recheck) if recheck is not None else until_sweep)
             if self.broken is not None:
                 raise self.broken
             self.dirty = False
             recheck = self._act()
-            if workflow.info().is_continue_as_new_suggested() and not self.jobs:
-                if workflow.all_handlers_finished() and not self.dirty:
-                    workflow.continue_as_new(self._carry())
-                self.dirty = True
+            if self._rolls() and not (self.jobs or self.dirty) and workflow.all_handlers_finished():
+                workflow.continue_as_new(self._carry())
+
+    def _rolls(self) -> bool:
+        """Whether new jobs are held back to continue as new. One that hangs or is parked must not stop the rest."""
+        if not workflow.info().is_continue_as_new_suggested() or self._blocked:
+            return False
+        now = workflow.time()
+        if self.roll_asked is None or now - self.roll_asked > ROLL_SECONDS + ROLL_PAUSE_SECONDS:
+            self.roll_asked = now
+        return now - self.roll_asked <= ROLL_SECONDS
 
     async def _wait(self, timeout: float) -> None:
         try:
@@ -177,25 +186,26 @@ class Scheduler(Books):
 
     def _act(self) -> float | None:
         """Do everything the books allow now; returns seconds after which time alone may change it."""
-        rolling = workflow.info().is_continue_as_new_suggested()
         if self.ledger and not self.writing:
             self.writing = True
             self._spawn(self._write_ledger(), "write the ledger")
-        if rolling:
+        if self._rolls():
             return None  # no new jobs: the books roll over as soon as the running ones are done
-        if workflow.time() >= self.next_sweep:
+        if workflow.time() >= self.next_sweep and not self.sweeping:
             self.next_sweep = workflow.time() + self.spec.sweep_seconds
-            if self.accounts.roster:
+            if self.accounts.roster or self._open_bursts() or self.batch is not None:
+                self.sweeping = True
                 self._spawn(self._sweep(), "sweep the roster")
         if self.burst is None and self.waiting and self.opening is None:
-            self.opening = self.waiting.pop(0).spec
-            self._spawn(self._open(self.opening), f"open burst {self.opening.name}")
+            self.opening = self.waiting.pop(0)
+            self._spawn(self._open(self.opening), f"open burst {self.opening.spec.name}")
         self._launch()
-        if self.accounts.complete and not self.admitting:
+        if self.accounts.next_complete(self._given_up()) is not None and not self.admitting:
             self.admitting = True
             self._spawn(self._admit(), "admit groups")
         self._feed_batch()
         self._end_if_over()
+        self._send_idle_home()
         return self._decide()
 
     def _launch(self) -> None:
@@ -203,11 +213,11 @@ class Scheduler(Books):
         count = launchable(capacity, self.accounts.running, self.accounts.queued)
         taken = self.accounts.launch(count, workflow.time())
         for start in range(0, len(taken), LAUNCH_CHUNK):
-            chunk = LaunchExecutions(executions=tuple(taken[start : start + LAUNCH_CHUNK]))
-            self._spawn(self._control(steps.LAUNCH_EXECUTIONS, chunk), "launch executions")
+            self._spawn(self._launch_chunk(tuple(taken[start : start + LAUNCH_CHUNK])), "launch executions")
 
     def _decide(self) -> float | None:
-        if self.burst is None or self.burst.purpose is not Purpose.TRAIN or self.ending or self.burst_cancelled:
+        burst = self.burst
+        if burst is None or burst.purpose is not Purpose.TRAIN or self.ending or self._given_up() == burst.name:
             self.hold = None
             return None
         state = self._policy_state()
@@ -228,25 +238,22 @@ class Scheduler(Books):
 
     # --- cells
 
-    def _move(self, cell: int, direction: Direction, role: CellRole) -> None:
-        peers = self.cells.peers(cell, self.weights.version) if direction is Direction.TO_TRAINING else {}
-        self.cells.set_role(cell, role)
-        self.moves += 1
-        move = MoveCell(
-            move=f"{self.run_name}/{self.moves}",
-            direction=direction,
-            weights=self.weights,
-            peers=peers,
-            kv_handoff=self.spec.kv_handoff,
-        )
-        self._signal(ids.cell_workflow_id(self.run_name, cell), "move", move)
+    def _send_idle_home(self) -> None:
+        """Without a training burst nobody trains: a cell that got there late, or stayed for nothing, returns."""
+        if self.opening is not None or (self.burst is not None and self.burst.purpose is Purpose.TRAIN):
+            return
+        waits = self.staying and workflow.time() < self.stay_until
+        for cell in self.cells.in_role(CellRole.TRAINING):
+            if not (cell == 0 and waits):
+                self._note("return", cell, ("no training burst is open",))
+                self._move(cell, Direction.TO_ROLLOUT, CellRole.TO_ROLLOUT)
 
     def _publish(self, ending: EndBurst) -> None:
         """Adopt the burst's version; satellites return, serving cells load it, the core stays if it may."""
         changed = ending.weights.version != self.weights.version
-        self.weights = ending.weights
+        self.weights, self.committed = ending.weights, None
         self._note("publish", None, (f"version {self.weights.version}", "changed" if changed else "unchanged"))
-        self.staying = self._core_stays()
+        self.staying, self.stay_until = self._core_stays(), workflow.time() + STAY_SECONDS
         for cell, entry in sorted(self.cells.entries.items()):
             if entry.role is CellRole.TRAINING and not (cell == 0 and self.staying):
                 self._note("return", cell, ("burst ended",))
@@ -274,10 +281,11 @@ class Scheduler(Books):
             if not self.accounts.open_members(burst.name):
                 self._close_burst(burst, self._evaluation(burst))
             return
-        if self.burst_cancelled and self.ending is None:
+        if self.burst_cancelled:
             if self.batch is not None or self.accounts.open_members(burst.name):
                 return
-            self.ending = EndBurst(burst=burst.name, weights=self.weights)
+            if self.ending is None:  # what its batches have committed is the run's newest version all the same
+                self.ending = EndBurst(burst=burst.name, weights=self.committed or self.weights)
         if self.ending is None:
             return
         if not self.publishing:
@@ -315,100 +323,17 @@ class Scheduler(Books):
         self.burst, self.ending, self.publishing, self.burst_cancelled = None, None, False, False
         self.dirty = True
 
-    def _end_batch(self, batch: str) -> None:
-        if self.batch is not None and self.batch.request.batch == batch:
-            self.accounts.consume(self.batch.sent)
-            self.batch = None
-        self.dirty = True
-
     def _feed_batch(self) -> None:
         """Send the open batch its next groups, in order of admission."""
         batch = self.batch
         if batch is None:
             return
+        given_up = self._given_up()
         for group in self.accounts.ready:
+            if group.burst == given_up:
+                continue
             name = ids.group_id(group.burst, group.group)
             if len(batch.sent) < batch.request.groups and name not in batch.sent:
                 batch = batch.model_copy(update={"sent": (*batch.sent, name)})
                 self._tell_batch("group_ready", group)
         self.batch = batch
-
-    # --- jobs: side effects beside the main loop
-
-    async def _open(self, spec: BurstSpec) -> None:
-        """A burst's turn: draw its tasks, dispatch, answer."""
-        key = f"{spec.tasks}/{spec.split}/{spec.seed}"
-        train = spec.purpose is Purpose.TRAIN
-        count = top_up(spec.quota, self.accounts.outstanding()) if train else spec.groups_per_step
-        position = self.positions.get(key, 0) if train else 0
-        request = SelectTasks(
-            run=self.run_name,
-            tasks=spec.tasks,
-            split=spec.split,
-            purpose=spec.purpose,
-            seed=spec.seed,
-            position=position,
-            count=count,
-        )
-        try:
-            drawn = await call(steps.SELECT_TASKS, request, queue=self.control, summary=f"tasks of {spec.name}")
-        except ActivityError as error:
-            self._tell(spec.name, "burst_refused", BurstRefused(burst=spec.name, reason=failure_text(error)))
-            return
-        finally:
-            cancelled, self.opening = self.cancelled_while_opening, None
-            self.cancelled_while_opening = False
-        if cancelled:
-            self._tell(spec.name, "burst_drained", BurstDrained(burst=spec.name))
-            return
-        if train:
-            self.positions[key] = drawn.position
-        executions = self.accounts.dispatch(spec, drawn.tasks, self.weights.version)
-        self.burst = spec
-        self._note("dispatch", None, (f"{spec.name}: {len(drawn.tasks)} groups, {executions} executions",))
-        opened = BurstOpened(
-            burst=spec.name,
-            weights=self.weights,
-            groups=len(drawn.tasks),
-            outstanding=self.accounts.outstanding(),
-            counters=self._counters(),
-        )
-        self._tell(spec.name, "burst_opened", opened)
-
-    async def _admit(self) -> None:
-        """Admit complete groups one after the other: their order is the order of training."""
-        try:
-            while self.accounts.complete:
-                request = self.accounts.admission_of(self.accounts.complete[0], self.weights.version)
-                admitted = await self.parked_call(
-                    steps.ADMIT_GROUP,
-                    request,
-                    queue=self.control,
-                    summary=f"admit {ids.group_id(request.burst, request.group)}",
-                )
-                self.accounts.admit(admitted, keep=not (request.training.refill and admitted.no_signal))
-                self.dirty = True
-        finally:
-            self.admitting = False
-
-    async def _sweep(self) -> None:
-        """Close executions whose workflow is gone without a report (terminated, timed out, reset)."""
-        old = workflow.time() - self.spec.sweep_seconds / 2
-        names = tuple(sorted(name for name, launched_at in self.accounts.roster.items() if launched_at < old))
-        swept = await call(steps.SWEEP_ROSTER, SweepRoster(executions=names), queue=self.control)
-        for fate in swept.closed:
-            if fate.execution not in self.accounts.roster:
-                continue
-            queue = ids.harness_queue(self.run_name)
-            finish = self.accounts.finish_of(fate)
-            await self.parked_call(steps.FINISH_EXECUTION, finish, queue=queue, summary=f"close {fate.execution}")
-            self._note("close", None, (fate.execution, f"swept: workflow {fate.status}"))
-            self.execution_closed(self.accounts.closed_of(fate))
-
-    async def _write_ledger(self) -> None:
-        try:
-            while self.ledger:
-                entries, self.ledger = tuple(self.ledger[:64]), self.ledger[64:]
-                await self.parked_call(steps.RECORD_LEDGER, RecordLedger(entries=entries), queue=self.control)
-        finally:
-            self.writing = False

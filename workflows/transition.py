@@ -6,7 +6,8 @@
     publish       close the door, cut requests, load and verify, open
     boot          register the engine, load and verify, open
 
-Before memory is released a failure rolls back: the door opens again. After it the transition goes forward by its
+Before memory is released a failure rolls back: the door opens again (after a failed release with memory taken and
+weights loaded again, for nobody knows how far it came). After it the transition goes forward by its
 steps' retries and, if that fails for good, ends PARKED; the Cell then waits for an operator. A newer boot of the cell
 worker supersedes the transition at once. KV hand-off is an optimisation: if it fails the destination recomputes.
 """
@@ -65,7 +66,7 @@ class RoleTransition:
         self.timings: list[StepTiming] = []
         self.figures = TransitionFigures()
         self.superseded = False
-        self.memory_released = False
+        self.releasing = self.memory_released = False
 
     @workflow.signal
     def supersede(self) -> None:
@@ -100,7 +101,12 @@ class RoleTransition:
             reason=reason[:1000],
         )
         upsert(PHASE.value_set(result.value.upper()))
-        await call(steps.RECORD_TRANSITION, report, queue=self.control, activity_id="record-transition")
+        try:
+            await call(steps.RECORD_TRANSITION, report, queue=self.control, activity_id="record-transition")
+        except ActivityError as error:
+            if is_cancelled_exception(error):
+                raise
+            workflow.logger.warning("the transition is not on record: %s", failure_text(error))
         return report
 
     async def _go(self) -> None:
@@ -133,6 +139,7 @@ class RoleTransition:
             await self._hand_over(destination, executions)
         if leaving:
             await self._tried(steps.RELEASE_KV, self._lease())
+        self.releasing = True
         await self._on_cell(steps.RELEASE_ROLLOUT, self._lease())
         self.memory_released = True
         await self._on_cell(steps.RESTORE_TRAINING, self._lease())
@@ -193,7 +200,11 @@ class RoleTransition:
         try:
             if self.spec.kv_handoff:
                 await self._tried(steps.RELEASE_KV, self._lease(), "roll-back-release-kv")
-            await self._step(steps.CHANGE_DOOR, self._open_door(), "roll-back-open-door")
+            if self.releasing:  # nobody knows how far it came: take the memory again, and what was in it
+                await self._on_cell(steps.RESUME_ROLLOUT, self._lease(), "roll-back-resume-rollout")
+                await self._serve()
+            else:
+                await self._step(steps.CHANGE_DOOR, self._open_door(), "roll-back-open-door")
         except _Superseded:
             return TransitionResult.SUPERSEDED, "a newer boot of the cell worker"
         except _StepFailed as error:

@@ -228,6 +228,12 @@ class FakeCell:
             await asyncio.sleep(min(seconds, 0.5))
 
 
+_STEPS = """
+retain_kv pull_kv release_kv await_quiet release_rollout restore_training leave_stream release_training resume_rollout
+load_weights verify_engine join_batch run_micro_step seal_batch combine_update release_batch
+"""
+
+
 def _step(name: str) -> Any:
     async def run(self, argument: Any) -> Any:
         return await self._do(name, argument)
@@ -238,5 +244,5 @@ def _step(name: str) -> Any:
     return activity.defn(name=name)(run)
 
 
-for _name in ["retain_kv", "pull_kv", "release_kv", "await_quiet", "release_rollout", "restore_training", "leave_stream", "release_training", "resume_rollout", "load_weights", "verify_engine", "join_batch", "run_micro_step", "seal_batch", "combine_update", "release_batch"]:
+for _name in _STEPS.split():
     setattr(FakeCell, _name, _step(_name))

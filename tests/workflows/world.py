@@ -356,6 +356,13 @@ def execution_of(spec: ExecutionSpec) -> str:
     return ids.execution_id(spec.run, spec.burst, spec.group, spec.member)
 
 
+_STEPS = """
+select_tasks record_ledger record_transition admit_group pack_group record_batch_opened commit_batch register_engine
+change_door reroute_executions cancel_requests announce_handoff prepare_workspace run_harness evaluate_workspace
+process_execution finish_execution
+"""
+
+
 def _step(name: str) -> Any:
     work = getattr(FakeWorld, name)
 
@@ -373,7 +380,7 @@ def _step(name: str) -> Any:
     return activity.defn(name=name)(run)
 
 
-for _name in ["select_tasks", "record_ledger", "record_transition", "admit_group", "pack_group", "record_batch_opened", "commit_batch", "register_engine", "change_door", "reroute_executions", "cancel_requests", "announce_handoff", "prepare_workspace", "run_harness", "evaluate_workspace", "process_execution", "finish_execution"]:
+for _name in _STEPS.split():
     setattr(FakeWorld, _name, _step(_name))
 
 

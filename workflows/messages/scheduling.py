@@ -25,9 +25,13 @@ class RunSpec(Message):
 
 
 class OpenBurst(Message):
-    """Burst to Scheduler: please dispatch. Answered by `BurstOpened` once it is this burst's turn."""
+    """Burst to Scheduler: please dispatch. Answered by `BurstOpened` once it is this burst's turn.
+
+    `run_id` tells a burst from an earlier one that was started under the same name.
+    """
 
     spec: BurstSpec
+    run_id: str = ""
 
 
 class BurstOpened(Message):
@@ -89,7 +93,7 @@ class BatchClosed(Message):
 
 
 class BatchAbandoned(Message):
-    """TrainingBatch to Scheduler: the burst was cancelled; its groups are free again or lost by setting."""
+    """TrainingBatch to Scheduler: nothing of it counts; its groups are free again."""
 
     batch: str
 

@@ -19,9 +19,13 @@ class Direction(StrEnum):
 
 
 class MoveCell(Message):
-    """Scheduler to Cell: change role or serve a new version. `move` makes it idempotent."""
+    """Scheduler to Cell: change role or serve a new version. `move` makes it idempotent.
+
+    A change of role is meant for the boot that the Scheduler knew; any other ignores it.
+    """
 
     move: str
+    boot_epoch: int = 0
     direction: Direction
     weights: Weights
     peers: dict[str, str] = Field(default={}, description="engine id -> activity queue of the cells that may take over")
