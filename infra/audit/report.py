@@ -25,7 +25,7 @@ class AuditReport(Message):
     """The result of one audit. `found` counts every finding by code, also those not kept in `findings`."""
 
     run: str
-    findings: tuple[Finding, ...] = ()
+    findings: list[Finding] = []
     found: dict[str, int] = {}
     figures: dict[str, JsonValue] = Field({}, description="see docs/audit.md")
 
@@ -64,4 +64,4 @@ class Findings:
         self.figures["targets_trained_twice"] = self._found["target-trained-twice"]
         self.figures["version_mismatches"] = sum(self._found[code] for code in VERSION_CODES)
         kept = sorted(self._kept, key=lambda finding: (finding.invariant, finding.code))
-        return AuditReport(run=run, findings=tuple(kept), found=dict(+self._found), figures=self.figures)
+        return AuditReport(run=run, findings=kept, found=dict(+self._found), figures=self.figures)

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.infra.audit.synthetic import SyntheticRun, build
+from tests.infra.audit.recording import SyntheticRun
+from tests.infra.audit.synthetic import build
 
 
 @pytest.fixture(scope="session")

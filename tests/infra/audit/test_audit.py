@@ -1,5 +1,6 @@
 """The audit of a sound run, what its figures count, and how it reads damaged input."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from infra import audit
 from infra.audit import AuditReport, audit_records, audit_run
 from infra.audit.histories import CallHistory, RecordedCall
 from infra.audit.payloads import read_payload
@@ -15,15 +17,17 @@ from infra.audit.rewards import advantages, has_spread
 from infra.audit.targets import target_digests
 from infra.micro_steps import decode
 from infra.records import schema
-from tests.infra.audit.faults import VICTIM, same_execution_in_two_batches, satellite_trained_old_weights
-from tests.infra.audit.synthetic import SyntheticRun, batch_id, execution_id
+from tests.infra.audit.faults.training import same_execution_in_two_batches
+from tests.infra.audit.faults.versions import satellite_trained_old_weights
+from tests.infra.audit.planting import VICTIM
+from tests.infra.audit.recording import SyntheticRun, batch_id, execution_id
 from workflows.messages.errors import InvalidInput
 
 
 def test_a_sound_run_has_no_findings(sound_folder: Path) -> None:
     report = audit_run(sound_folder, at_rest=True)
     assert report.ok
-    assert report.findings == ()
+    assert report.findings == []
     assert report.run == "synthetic"
     assert report.figures == {
         "counts": {"dispatched": 24, "launched": 24, "finished": 24},
@@ -47,6 +51,18 @@ def test_a_sound_run_has_no_findings(sound_folder: Path) -> None:
         "kv_tokens_reused": 12,
         "kv_tokens_recomputed": 0,
     }
+
+
+def test_the_audit_has_code_of_its_own() -> None:
+    """A fault in what it checks must not hide itself: it knows the schema, stores, settings and messages."""
+    folder = Path(audit.__file__).parent
+    sources = "\n".join(path.read_text() for path in folder.glob("*.py"))
+    imported = set(
+        re.findall(r"^(?:from|import) ((?:infra|activities|workers|workflows|harness_adapters)[\w.]*)", sources, re.M)
+    )
+    allowed = {"infra.objects", "infra.records", "infra.records.database", "infra.settings.run"}
+    allowed |= {"workflows.messages.base", "workflows.messages.errors"}
+    assert {name for name in imported if not name.startswith("infra.audit")} == allowed
 
 
 def test_report_survives_json(sound_folder: Path) -> None:

@@ -5,7 +5,7 @@ import pytest
 from infra.audit import audit_records
 from infra.audit.catalogue import CATALOGUE, VERSION_CODES
 from tests.infra.audit.faults import FAULTS, Fault
-from tests.infra.audit.synthetic import SyntheticRun
+from tests.infra.audit.recording import SyntheticRun
 
 
 def test_every_kind_of_fault_is_planted() -> None:
