@@ -16,6 +16,7 @@ from workers.proxy.broker import Broker
 from workers.proxy.executions import Executions
 from workers.proxy.handoffs import Handoffs
 from workers.proxy.metrics import Metrics
+from workers.proxy.segment import Segment
 from workers.proxy.settings import ProxySettings
 from workers.proxy.table import REMEMBERED_LEASES, RouteTable
 from workflows.messages.base import Message
@@ -49,7 +50,7 @@ class Admin:
     ) -> None:
         self.table, self.executions, self.broker, self.handoffs = table, executions, broker, handoffs
         self._settings = settings
-        self._moved: dict[str, set[str]] = {}
+        self._cut: dict[str, list[Segment]] = {}
 
     async def cancel(self, request: CancelRequest) -> CancelResult:
         """Cut what is outstanding at an engine, and wait, bounded, until it has ended there."""
@@ -61,9 +62,10 @@ class Admin:
             expected = {move.execution for move in plan.moves if move.destination} if plan else set()
             expected |= {segment.execution for segment in segments}
             self.handoffs.expect(request.lease, expected, request.await_kv_seconds)
-        moved = self._moved.setdefault(request.lease, set())
-        while len(self._moved) > REMEMBERED_LEASES:
-            del self._moved[next(iter(self._moved))]
+        cut = self._cut.setdefault(request.lease, [])
+        while len(self._cut) > REMEMBERED_LEASES:
+            del self._cut[next(iter(self._cut))]
+        cut += [segment for segment in segments if segment not in cut]
         for segment in segments:
             segment.cut.set()
         if segments:
@@ -71,7 +73,6 @@ class Admin:
             await asyncio.wait(ends, timeout=self._settings.abort_grace_seconds + 1)
             for end in ends:
                 end.cancel()
-            moved.update(segment.call for segment in segments if segment.moved)
         if record.unsettled:
             try:
                 loads = await record.upstream.loads()
@@ -79,6 +80,7 @@ class Admin:
                 loads = None
             if loads is not None and loads.running + loads.waiting == 0:
                 record.unsettled.clear()
+        moved = {segment.call for segment in cut if segment.moved}
         return CancelResult(requests_moved=len(moved), still_running=len(record.segments) + len(record.unsettled))
 
     async def end_execution(self, name: str) -> None:

@@ -139,7 +139,7 @@ class Dispatcher:
     ) -> str:
         """Take in one stream. Returns stop, length, abort or short (length, but not where it should be)."""
         start, stream = len(call.so_far.ids), engine.generate(request)
-        watch = _Watch(self, segment, engine)
+        watch = Watch(self, segment, engine)
         try:
             while True:
                 chunk = await watch.next(stream)
@@ -218,7 +218,7 @@ class Dispatcher:
         task.add_done_callback(self._aborting.discard)
 
 
-class _Watch:
+class Watch:
     """Waits for the next chunk of a stream, and for every reason to stop waiting."""
 
     def __init__(self, dispatcher: Dispatcher, segment: Segment, engine: EngineClient) -> None:
@@ -227,6 +227,7 @@ class _Watch:
         self._cut = asyncio.ensure_future(segment.cut.wait())
         self._lost = asyncio.ensure_future(segment.lost.wait())
         self._cut_at: float | None = None
+        self._asked_at = float("-inf")
         self._first = True
 
     async def next(self, stream: AsyncIterator[GenerateChunk]) -> GenerateChunk | None:
@@ -234,27 +235,37 @@ class _Watch:
         step = asyncio.ensure_future(anext(stream))
         since = time.monotonic()
         try:
-            while not step.done():
-                signals = {signal for signal in (self._cut, self._lost) if not signal.done()}
-                await asyncio.wait({step, *signals}, timeout=ABORT_EVERY_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-                if step.done():
-                    break
-                now = time.monotonic()
+            while True:
                 if self._lost.done():
                     raise EngineUnavailable("the engine was lost")
-                if self._cut.done():
-                    self._cut_at = self._cut_at or now
-                    if now - self._cut_at > self._settings.abort_grace_seconds:
-                        return None
-                    await _abort(self._engine, self._segment.rid)
-                elif self._silent(now - since):
-                    raise EngineUnavailable(f"silent for {now - since:.0f} s")
-            self._first = False
-            return step.result()
+                # Asked for even while chunks keep coming: a busy stream must not drown the cut.
+                if self._cut.done() and not await self._aborting():
+                    return None
+                if step.done():
+                    self._first = False
+                    return step.result()
+                silence = time.monotonic() - since
+                if not self._cut.done() and self._silent(silence):
+                    raise EngineUnavailable(f"silent for {silence:.0f} s")
+                signals = {signal for signal in (self._cut, self._lost) if not signal.done()}
+                await asyncio.wait({step, *signals}, timeout=ABORT_EVERY_SECONDS, return_when=asyncio.FIRST_COMPLETED)
         finally:
             if not step.done():
                 step.cancel()
                 await asyncio.wait({step})
+            elif not step.cancelled():
+                step.exception()  # seen, also where it no longer matters
+
+    async def _aborting(self) -> bool:
+        """Ask the engine to end the request, every so often; False once it has had its time."""
+        now = time.monotonic()
+        self._cut_at = self._cut_at or now
+        if now - self._cut_at > self._settings.abort_grace_seconds:
+            return False
+        if now - self._asked_at >= ABORT_EVERY_SECONDS:
+            self._asked_at = now
+            await _abort(self._engine, self._segment.rid)
+        return True
 
     def _silent(self, seconds: float) -> bool:
         limit = self._settings.first_token_seconds if self._first else self._settings.next_token_seconds

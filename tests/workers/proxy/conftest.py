@@ -183,7 +183,11 @@ class Stage:
 
     async def cancel(self, cell, lease="lease", kv=0.0, epoch=1):
         request = CancelRequest(engine=f"cell-{cell}", boot_epoch=epoch, lease=lease, await_kv_seconds=kv)
-        return await self.control.cancel(request)
+        for _ in range(20):  # as whoever drains an engine does
+            result = await self.control.cancel(request)
+            if not result.still_running:
+                return result
+        raise AssertionError("requests are still running there")
 
     def speed(self, cell, tokens_per_second):
         """From now on. Tests start an engine slowly, so that no stall of this machine lets an answer end too soon."""

@@ -165,6 +165,7 @@ async def test_a_request_may_arrive_in_any_pieces(stage, script):
         await asyncio.sleep(0.001)
     answer = await reader.readuntil(b"[DONE]")
     writer.close()
+    await writer.wait_closed()
     assert "네".encode() in answer
     (call,) = await stage.calls()
     assert list(call.prompt_ids) == stage.chat.render([user("삼겹살")])
