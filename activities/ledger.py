@@ -7,7 +7,7 @@ from temporalio import activity
 
 from infra.records import batches, decisions
 from workflows.messages.batch import CommitBatch, OpenedBatch
-from workflows.messages.control import RecordLedger
+from workflows.messages.control import RecordLedger, RecordPublished
 from workflows.messages.transition import TransitionReport
 
 
@@ -21,6 +21,11 @@ class LedgerActivities:
     async def record_ledger(self, request: RecordLedger) -> None:
         """Append decisions and refusals with their reasons."""
         await asyncio.to_thread(decisions.add_entries, self._engine, request.entries)
+
+    @activity.defn(name="record_published")
+    async def record_published(self, request: RecordPublished) -> None:
+        """Record when a version was first served everywhere."""
+        await asyncio.to_thread(batches.mark_published, self._engine, request.version)
 
     @activity.defn(name="record_transition")
     async def record_transition(self, report: TransitionReport) -> None:

@@ -49,6 +49,10 @@ class BatchState(Message):
     assigned: tuple[str, ...] = ()
 
 
+class _CoreLost(Exception):
+    """The core was lost while it combined; whatever it made of it was not committed."""
+
+
 @workflow.defn
 class TrainingBatch(Participants):
     """One optimizer step."""
@@ -254,9 +258,13 @@ class TrainingBatch(Participants):
         core, counted = self.joined[CORE], self.stream.in_order()
         accounts = tuple(account for account in sealed if account is not None and account.cell in self.joined)
         request = combine_of(self.spec, self.groups, accounts)
+        combining = asyncio.ensure_future(call(steps.COMBINE_UPDATE, request, queue=core.queue))
         try:
-            update = await call(steps.COMBINE_UPDATE, request, queue=core.queue)
-        except ActivityError as error:
+            await workflow.wait_condition(lambda: combining.done() or self.joined.get(CORE) != core)
+            if not combining.done():
+                raise _CoreLost("the core's boot is gone")
+            update = combining.result()
+        except (ActivityError, _CoreLost) as error:
             if is_cancelled_exception(error):
                 raise
             # A participant or the core itself was lost while combining. Whoever is still there keeps its gradient
@@ -270,6 +278,8 @@ class TrainingBatch(Participants):
             self.joined.clear()
             await asyncio.sleep(REJOIN_SECONDS)
             return None
+        finally:
+            combining.cancel()
         self.stream.settle(counted)  # whoever was lost since: the gradient was read and verified before
         return update, accounts
 

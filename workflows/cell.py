@@ -60,6 +60,15 @@ class CellState(Message):
     seen: tuple[str, ...] = Field(default=(), description="moves already taken, newest last, bounded")
 
 
+WAY_BACK: Mapping[Direction, Direction] = {
+    Direction.BOOT: Direction.BOOT,
+    Direction.PUBLISH: Direction.BOOT,
+    Direction.TO_ROLLOUT: Direction.TO_ROLLOUT,
+    Direction.TO_TRAINING: Direction.TO_ROLLOUT,
+}
+"""What brings a cell back to rollout after a parked transition was given up."""
+
+
 @workflow.defn
 class Cell(Parking):
     """One cell's durable self."""
@@ -168,7 +177,7 @@ class Cell(Parking):
             if resolution is None:
                 return
             if resolution is not Resolution.RETRY:
-                direction, peers, handoff = Direction.BOOT, {}, False
+                direction, peers, handoff = WAY_BACK[direction], {}, False
 
     async def _transition(self, direction: Direction, peers: dict[str, str], *, handoff: bool) -> TransitionReport:
         boot = self.boot

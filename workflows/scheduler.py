@@ -7,10 +7,12 @@ them; side effects run as jobs beside it, so that nothing here ever waits for an
 
 from temporalio import workflow
 
+from workflows import steps
 from workflows.books import OpenBatchState, SchedulerState
 from workflows.errands import Errands
 from workflows.messages import ids
 from workflows.messages.burst import BurstSpec, Purpose
+from workflows.messages.control import RecordPublished
 from workflows.messages.execution import ExecutionClosed
 from workflows.messages.fleet import CellReport, CellRole
 from workflows.messages.scheduling import (
@@ -133,7 +135,7 @@ class Scheduler(Errands):
             self._tell_batch("member_left", left)
         if report.role is CellRole.TRAINING:
             self._tell_batch("member_joined", self.cells.member(report.cell))
-        if report.role is CellRole.ROLLOUT and report.version != self.weights.version:
+        if report.role is CellRole.ROLLOUT and (report.version is None or report.version < self.weights.version):
             # It booted, or came back, with weights it was told of before the last publish.
             self._move(report.cell, Direction.PUBLISH, CellRole.ROLLOUT)
         if report.reason.startswith("rolled back"):
@@ -319,6 +321,8 @@ class Scheduler(Errands):
             self.accounts.abandon_burst(burst.name)
             self._tell(burst.name, "evaluation_done", answer)
         else:
+            published = RecordPublished(run=self.run_name, version=answer.weights.version)
+            self._spawn(self._control(steps.RECORD_PUBLISHED, published), "record the publish")
             self._tell(burst.name, "burst_published", answer)
         self.burst, self.ending, self.publishing, self.burst_cancelled = None, None, False, False
         self.dirty = True

@@ -59,6 +59,7 @@ LAUNCH_EXECUTIONS = Step("launch_executions", control.LaunchExecutions, _NONE, Q
 SWEEP_ROSTER = Step("sweep_roster", control.SweepRoster, control.SweptRoster, Queue.CONTROL, 60)
 CANCEL_EXECUTIONS = Step("cancel_executions", control.CancelExecutions, _NONE, Queue.CONTROL, 60)
 RECORD_LEDGER = Step("record_ledger", control.RecordLedger, _NONE, Queue.CONTROL, 30)
+RECORD_PUBLISHED = Step("record_published", control.RecordPublished, _NONE, Queue.CONTROL, 30)
 RECORD_TRANSITION = Step("record_transition", transition.TransitionReport, _NONE, Queue.CONTROL, 30)
 ADMIT_GROUP = Step("admit_group", group.AdmitGroup, group.AdmittedGroup, Queue.CONTROL, 120)
 PACK_GROUP = Step("pack_group", group.PackGroup, group.PackedGroup, Queue.CONTROL, 120)

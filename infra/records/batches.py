@@ -60,6 +60,16 @@ def commit_batch(engine: Engine, commit: CommitBatch) -> None:
             _add_update(connection, commit.after, commit.batch, commit.checkpoint, now)
 
 
+def mark_published(engine: Engine, version: int) -> None:
+    """Every serving cell has verified `version`; the first time counts."""
+    with engine.begin() as connection:
+        connection.execute(
+            update(updates)
+            .where(updates.c.version == version, updates.c.published_at.is_(None))
+            .values(published_at=time.time())
+        )
+
+
 def record_base(engine: Engine, weights: Weights) -> None:
     """The weights a run starts from count as committed. Raises VersionMismatch if the run started from others."""
     try:

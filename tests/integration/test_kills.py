@@ -48,8 +48,8 @@ async def _finish(run: Run, handle) -> None:
     state = await run.rested()
     assert state.dispatched == state.launched == state.finished
     assert state.dispatched >= before["dispatched"]
-    audit = audit_run(Path(run.stack.run_dir))
-    assert audit.findings == []
+    audit = audit_run(Path(run.stack.run_dir), at_rest=True)
+    assert audit.findings == ()
     with run.stack.records.connect() as connection:
         mine = connection.execute(
             select(executions.c.execution, executions.c.closed_at).where(executions.c.burst == report["burst"])

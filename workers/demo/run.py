@@ -58,7 +58,7 @@ async def run_demo(
             evaluations = await _loop(plan, stack.client, watch)
         loop_seconds = time.time() - loop_started
         watch.stage = "audit"
-        summary = summarise(stack.records, audit_run(run_dir), evaluations)
+        summary = summarise(stack.records, audit_run(run_dir, at_rest=True), evaluations)
         summary["peak_pss_bytes"] = stack.peak_pss_bytes
         before, after = (pass_rate(stack.records, evaluations[name]) for name in ("before", "after"))
     summary["loop_seconds"] = round(loop_seconds, 1)

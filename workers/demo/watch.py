@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import Any
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -18,7 +19,6 @@ from temporalio.service import RPCError
 
 from infra.records.schema import batches, executions
 from workflows.messages import ids
-from workflows.policy.state import PolicyState
 
 LOOK_SECONDS = 1.0
 PLAIN_SECONDS = 10.0
@@ -81,18 +81,18 @@ class Watch:
     async def _look(self) -> Look | None:
         try:
             handle = self.client.get_workflow_handle(ids.scheduler_id(self.run))
-            state = await handle.query("policy_state", result_type=PolicyState, rpc_timeout=timedelta(seconds=3))
+            state: dict[str, Any] = await handle.query("policy_state", rpc_timeout=timedelta(seconds=3))
         except (RPCError, TimeoutError):
             return None  # the scheduler's worker is busy or restarting; the next look tells
         version, reward = await asyncio.to_thread(self._progress)
         return Look(
             at=time.time(),
-            waterlevel=state.waterlevel,
-            capacity=state.capacity,
-            queued=state.dispatched - state.launched,
-            running=state.launched - state.finished,
-            ready=state.ready_unassigned,
-            roles=tuple(cell.role.value for cell in state.cells),
+            waterlevel=state["dispatched"] - state["finished"],
+            capacity=sum(cell["slots"] for cell in state["cells"] if cell["serving"]),
+            queued=state["dispatched"] - state["launched"],
+            running=state["launched"] - state["finished"],
+            ready=state["ready_unassigned"],
+            roles=tuple(cell["role"] for cell in state["cells"]),
             version=version,
             mean_reward=reward,
         )

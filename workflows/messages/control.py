@@ -52,5 +52,12 @@ class LedgerEntry(Message):
     token: str
 
 
+class RecordPublished(Message):
+    """Every cell that serves has verified this version."""
+
+    run: str
+    version: int
+
+
 class RecordLedger(Message):
     entries: tuple[LedgerEntry, ...]
