@@ -22,7 +22,7 @@ from workflows.messages.batch import BatchOutcome, BatchSpec, MicroStepTask, Ope
 from workflows.messages.group import AdmittedGroup, MicroStep, PackGroup
 from workflows.messages.scheduling import BatchAbandoned, BatchClosed, GroupAssigned, Member
 from workflows.messages.transition import Resolution
-from workflows.parking import StepAborted, StepSkipped, call, failure_text, upsert
+from workflows.parking import StepAborted, StepSkipped, call, failure_text, stop_if_cancelled, upsert
 from workflows.participants import CORE, REJOIN_SECONDS, Participants
 from workflows.settlement import combine_of, commit_of, open_of, report_of
 from workflows.stream import Stream, StreamState
@@ -101,6 +101,7 @@ class TrainingBatch(Participants):
             )
             await self.parked_call(steps.RECORD_BATCH_OPENED, opened, queue=self.control)
             await self._scheduler().signal("open_batch", open_of(self.spec))
+            stop_if_cancelled()
             self.opened = True
         self.enter_phase("STREAM")
         while True:

@@ -27,7 +27,7 @@ from workflows.messages.scheduling import (
     OpenBurst,
     Weights,
 )
-from workflows.parking import PHASE, upsert
+from workflows.parking import PHASE, stop_if_cancelled, upsert
 
 BURST = SearchAttributeKey.for_keyword("Burst")
 
@@ -96,6 +96,7 @@ class Burst:
             await self._tell("open_burst", opening)
         except ApplicationError as error:
             raise _Refused(f"run: no scheduler runs for {self.spec.run!r}; is its stack up?") from error
+        stop_if_cancelled()
 
     async def _evaluate(self) -> BurstReport:
         opened = await self._turn()
@@ -122,10 +123,10 @@ class Burst:
         for step in range(self.spec.steps if self.spec.groups_per_step else 0):
             report, weights = await self._step(step, weights, opened)
             reports.append(report)
-            if workflow.cancellation_reason() is not None:
-                raise CancelledError  # asked for while the batch was being committed, so the batch came to its end
+            stop_if_cancelled()  # asked for while the batch was being committed, so the batch came to its end
         upsert(PHASE.value_set("PUBLISH"))
         await self._tell("end_burst", EndBurst(burst=self.spec.name, weights=weights))
+        stop_if_cancelled()
         await workflow.wait_condition(lambda: self.published is not None)
         rewards = [report.mean_reward for report in reports if report.mean_reward is not None]
         return BurstReport(

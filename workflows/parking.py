@@ -5,6 +5,7 @@ non-retryable, or attempts used up) parks the workflow in phase BLOCKED; `set_cu
 command, and the update `resolve_step` (retry, skip, abort) goes on.
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -167,6 +168,13 @@ class Parking:
             f"**{blocked.step}** failed for good: {blocked.reason}\n\nTo go on:\n\n    {command} '\"retry\"'\n\n"
             'or `"skip"`, `"abort"`.'
         )
+
+
+def stop_if_cancelled() -> None:
+    """Raise the cancellation that has been asked for. An await that cannot be undone (a signal on its way to another
+    workflow) swallows it, so this stands behind each of them on a workflow's main way."""
+    if workflow.cancellation_reason() is not None:
+        raise asyncio.CancelledError
 
 
 def upsert(*updates: SearchAttributeUpdate[str]) -> None:

@@ -33,7 +33,7 @@ from workflows.messages import ids
 from workflows.messages.artifacts import ArtifactRef
 from workflows.messages.batch import CommitBatch, OpenedBatch
 from workflows.messages.burst import BurstReport, BurstSpec, Purpose
-from workflows.messages.control import RecordLedger
+from workflows.messages.control import RecordLedger, RecordPublished
 from workflows.messages.errors import InvalidSpec, VersionMismatch
 from workflows.messages.execution import (
     EndReason,
@@ -93,6 +93,7 @@ class FakeWorld:
         self.admitted: list[AdmittedGroup] = []
         self.opened: list[str] = []
         self.applied: dict[str, list[int]] = {}
+        self.published: list[int] = []
         self.commits: dict[str, CommitBatch] = {}
         self.committed = FIRST
         self.transitions: list[TransitionReport] = []
@@ -194,14 +195,14 @@ class FakeWorld:
     async def state(self) -> SchedulerState:
         return await self.scheduler.query("state", result_type=SchedulerState)
 
-    async def until(self, holds: Callable[[SchedulerState], Any], seconds: float = 40) -> SchedulerState:
+    async def until(self, holds: Callable[[SchedulerState], Any], seconds: float = 120) -> SchedulerState:
         """Wait until the Scheduler's books satisfy `holds`."""
         async with asyncio.timeout(seconds):
             while not holds(state := await self.state()):
                 await asyncio.sleep(0.1)
         return state
 
-    async def eventually(self, holds: Callable[[], Any], seconds: float = 40) -> None:
+    async def eventually(self, holds: Callable[[], Any], seconds: float = 120) -> None:
         async with asyncio.timeout(seconds):
             while not holds():
                 await asyncio.sleep(0.05)
@@ -231,6 +232,11 @@ class FakeWorld:
     async def record_ledger(self, request: RecordLedger) -> None:
         for entry in request.entries:
             self.ledger[entry.token] = entry
+
+    async def record_published(self, request: RecordPublished) -> None:
+        if self.published and request.version < self.published[-1]:
+            self.problem(f"published version {request.version} after {self.published[-1]}")
+        self.published.append(request.version)
 
     async def record_transition(self, report: TransitionReport) -> None:
         self.transitions.append(report)
@@ -357,7 +363,7 @@ def execution_of(spec: ExecutionSpec) -> str:
 
 
 _STEPS = """
-select_tasks record_ledger record_transition admit_group pack_group record_batch_opened commit_batch register_engine
+select_tasks record_ledger record_published record_transition admit_group pack_group record_batch_opened commit_batch register_engine
 change_door reroute_executions cancel_requests announce_handoff prepare_workspace run_harness evaluate_workspace
 process_execution finish_execution
 """
@@ -391,7 +397,11 @@ async def watching(world: FakeWorld) -> AsyncIterator[list[tuple[int, int, int]]
 
     async def look() -> None:
         while True:
-            books = (await world.state()).accounts
+            try:
+                books = (await world.state()).accounts
+            except RPCError:  # no worker at the moment
+                await asyncio.sleep(0.2)
+                continue
             now = (books.dispatched, books.launched, books.finished)
             if not 0 <= now[2] <= now[1] <= now[0]:
                 world.problem(f"counters out of order: d, p, f = {now}")

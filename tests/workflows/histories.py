@@ -1,0 +1,37 @@
+"""Histories of workflows: fetched, measured, looked through."""
+
+from temporalio.api.enums.v1 import EventType, WorkflowTaskFailedCause
+from temporalio.api.history.v1 import HistoryEvent
+from temporalio.client import Client, WorkflowHistory
+
+
+async def histories_of(client: Client, run: str) -> list[tuple[str, WorkflowHistory]]:
+    """(workflow type, history) of every run of every workflow of this run of ours."""
+    found: list[tuple[str, WorkflowHistory]] = []
+    async for execution in client.list_workflows(f"WorkflowId STARTS_WITH '{run}/'"):
+        handle = client.get_workflow_handle(execution.id, run_id=execution.run_id)
+        found.append((execution.workflow_type, await handle.fetch_history()))
+    return found
+
+
+def broken_tasks(history: WorkflowHistory) -> list[str]:
+    """Why workflow tasks failed: a nondeterminism error or a bug. An event that came in between is no fault."""
+    harmless = {
+        WorkflowTaskFailedCause.WORKFLOW_TASK_FAILED_CAUSE_UNHANDLED_COMMAND,
+        WorkflowTaskFailedCause.WORKFLOW_TASK_FAILED_CAUSE_RESET_STICKY_TASK_QUEUE,
+        WorkflowTaskFailedCause.WORKFLOW_TASK_FAILED_CAUSE_FORCE_CLOSE_COMMAND,
+    }
+    failed = [
+        event.workflow_task_failed_event_attributes
+        for event in history.events
+        if event.event_type == EventType.EVENT_TYPE_WORKFLOW_TASK_FAILED
+    ]
+    return [failure.failure.message for failure in failed if failure.cause not in harmless]
+
+
+def has(history: WorkflowHistory, kind: "EventType.ValueType") -> bool:
+    return any(event.event_type == kind for event in history.events)
+
+
+def largest(history: WorkflowHistory) -> HistoryEvent:
+    return max(history.events, key=lambda event: event.ByteSize())

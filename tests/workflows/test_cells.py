@@ -1,0 +1,172 @@
+"""Role changes that fail, park, are superseded or whose workflows are gone."""
+
+import asyncio
+
+import pytest
+from temporalio.api.sdk.v1 import WorkflowMetadata
+from temporalio.client import WorkflowUpdateFailedError
+
+from tests.workflows.world import FakeWorld
+from workflows.messages import ids
+from workflows.messages.errors import EngineUnavailable, Fenced, StillHeld, VersionMismatch
+from workflows.messages.transition import Direction, Resolution, TransitionResult
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def ends(world: FakeWorld, direction: Direction) -> list[TransitionResult]:
+    return [report.result for report in world.transitions if report.direction is direction]
+
+
+async def parked(world: FakeWorld, cell: int) -> str:
+    """Wait until the cell is parked; what the web UI shows of it."""
+    await world.until(lambda state: state.cells[cell].role == "parked")
+    handle = world.handle(ids.cell_workflow_id(world.run, cell))
+    shown = await handle.query("__temporal_workflow_metadata", result_type=WorkflowMetadata)
+    return shown.current_details
+
+
+async def test_a_step_that_fails_before_memory_is_released_rolls_back(world: FakeWorld):
+    world.faults.add("cancel_requests", error=Fenced("no"))
+    burst = await world.start_burst()
+    await world.eventually(lambda: ends(world, Direction.TO_TRAINING))
+    assert ends(world, Direction.TO_TRAINING) == [TransitionResult.ROLLED_BACK]
+    assert world.doors[0] == 0
+    await world.eventually(lambda: any(entry.kind == "cell" and entry.cell == 0 for entry in world.ledger.values()))
+    assert (await burst.result()).version == 1  # after the cooldown it is tried again
+    assert ends(world, Direction.TO_TRAINING) == [TransitionResult.ROLLED_BACK, TransitionResult.DONE]
+
+
+@pytest.mark.parametrize("after", [False, True])
+async def test_a_failed_release_rolls_back_by_taking_memory_again(world: FakeWorld, after):
+    """Whether it released (and could not say so) or not: no door opens on an engine without its weights."""
+    fault = world.faults.add("release_rollout", error=VersionMismatch("held"), after=after)
+    burst = await world.start_burst()
+    await world.eventually(lambda: ends(world, Direction.TO_TRAINING))
+    assert ends(world, Direction.TO_TRAINING) == [TransitionResult.ROLLED_BACK]
+    assert fault.hits == 1
+    assert (world.doors[0], world.cells[0].rollout_memory, world.cells[0].engine) == (0, True, world.committed)
+    assert (await burst.result()).version == 1
+
+
+async def test_transient_failures_of_every_step_change_nothing(world: FakeWorld):
+    """Case 43: five spaced single failures on a healthy cell."""
+    for step in ("reroute_executions", "await_quiet", "release_rollout", "restore_training", "leave_stream",
+                 "release_training", "resume_rollout", "load_weights", "verify_engine", "change_door"):  # fmt: skip
+        world.faults.add(step, error=StillHeld(step), after=step == "restore_training")
+    assert (await (await world.start_burst()).result()).version == 1
+    await world.until(world.all_serving)
+    assert {report.result for report in world.transitions} == {TransitionResult.DONE}
+
+
+async def test_after_release_it_parks_shows_the_command_and_goes_on_when_told(world: FakeWorld):
+    world.faults.add("restore_training", error=Fenced("broken"))
+    burst = await world.start_burst()
+    shown = await parked(world, 0)
+    name = ids.cell_workflow_id(world.run, 0)
+    assert f"temporal workflow update execute --workflow-id {name} --name resolve_step --input '\"retry\"'" in shown
+    assert "broken" in shown
+    assert "4 rollout slots are missing" in shown
+    described = await world.handle(name).describe()
+    assert described.search_attributes["Phase"] == ["BLOCKED"]
+    await world.until(lambda state: any("the core is parked" in str(entry.reasons) for entry in world.ledger.values()))
+    assert [entry.cell for entry in world.ledger.values() if entry.kind == "alarm"] == [0]
+    await world.handle(name).execute_update("resolve_step", Resolution.RETRY)
+    assert (await burst.result()).version == 1
+    await world.until(world.all_serving)
+    described = await world.handle(name).describe()
+    assert described.search_attributes["Phase"] == ["READY"]
+    with pytest.raises(WorkflowUpdateFailedError):
+        await world.handle(name).execute_update("resolve_step", Resolution.RETRY)
+
+
+async def test_an_aborted_transition_takes_the_cell_back_to_rollout(world: FakeWorld):
+    world.faults.add("restore_training", error=Fenced("broken"))
+    burst = await world.start_burst()
+    await parked(world, 0)
+    await world.handle(ids.cell_workflow_id(world.run, 0)).execute_update("resolve_step", Resolution.ABORT)
+    assert (await burst.result()).version == 1
+    await world.until(world.all_serving)
+
+
+async def test_a_publish_completes_on_the_survivors(world: FakeWorld):
+    """Case 43: one engine cannot load; it serves nothing until it is resumed, then the version published meanwhile."""
+    fault = world.faults.add("load_weights", error=VersionMismatch("disk"), times=None, when=_at_cell(1, 1))
+    report = await (await world.start_burst(policy={"hold_seconds": 0, "supply_fraction": 5.0 / 5})).result()
+    assert report.version == 1
+    state = await world.state()
+    assert [cell.role for cell in state.cells] == ["rollout", "parked"]
+    assert world.doors[1] is None
+    assert (await (await world.start_burst("second")).result()).version == 2
+    fault.times = 0
+    await world.handle(ids.cell_workflow_id(world.run, 1)).execute_update("resolve_step", Resolution.RETRY)
+    state = await world.until(world.all_serving)
+    assert state.cells[1].version == 2
+
+
+def _at_cell(cell: int, version: int):
+    return lambda request: request.cell == cell and request.weights.version == version
+
+
+async def test_a_newer_boot_supersedes_a_transition_that_hangs(world: FakeWorld):
+    world.faults.add("restore_training", hang=True)
+    burst = await world.start_burst()
+    await world.eventually(lambda: world.called("restore_training"))
+    await world.boot(0)
+    assert (await burst.result()).version == 1
+    assert ends(world, Direction.TO_TRAINING) == [TransitionResult.SUPERSEDED, TransitionResult.DONE]
+
+
+async def test_boots_in_quick_succession_end_with_the_newest(world: FakeWorld):
+    world.faults.add("load_weights", hang=True, times=2)
+    for _ in range(3):
+        await world.boot(1)
+    await world.until(lambda state: state.cells[1].boot_epoch == 4 and world.all_serving(state))
+    assert (await (await world.start_burst()).result()).version == 1
+
+
+async def test_a_terminated_transition_parks_its_cell(world: FakeWorld):
+    world.faults.add("restore_training", error=EngineUnavailable("not yet"), times=3)
+    burst = await world.start_burst()
+    await world.eventually(lambda: world.called("restore_training"))
+    await world.handle(ids.transition_id(world.run, 0, 2)).terminate()
+    assert "without a result" in await parked(world, 0)
+    await world.handle(ids.cell_workflow_id(world.run, 0)).execute_update("resolve_step", Resolution.RETRY)
+    assert (await burst.result()).version == 1
+
+
+async def test_a_cell_whose_workflow_is_gone_is_not_waited_for(world: FakeWorld):
+    await world.handle(ids.cell_workflow_id(world.run, 1)).terminate()
+    assert (await (await world.start_burst()).result()).version == 1
+    state = await world.state()
+    assert [cell.role for cell in state.cells] == ["rollout", "lost"]
+
+
+async def test_a_core_resumed_after_its_burst_goes_home(make_world):
+    """With one cell its slots are all there is: a core that trains for nobody would stop the run."""
+    world = await make_world((4,))
+    world.faults.add("restore_training", error=Fenced("broken"))
+    burst = await world.start_burst()
+    await parked(world, 0)
+    await burst.cancel()
+    await world.until(lambda state: state.burst is None)
+    await world.handle(ids.cell_workflow_id(world.run, 0)).execute_update("resolve_step", Resolution.RETRY)
+    await world.until(world.all_serving)
+    assert (await (await world.start_burst("second")).result()).version == 1
+
+
+async def test_moves_of_another_boot_and_reports_of_no_cell_are_ignored(world: FakeWorld):
+    from workflows.messages.fleet import CellReport, CellRole
+    from workflows.messages.scheduling import Weights
+    from workflows.messages.transition import MoveCell
+
+    weights = Weights(version=0, checksum="base")
+    old = MoveCell(move="x/1", boot_epoch=7, direction=Direction.TO_TRAINING, weights=weights)
+    await world.handle(ids.cell_workflow_id(world.run, 1)).signal("move", old)
+    await world.scheduler.signal("cell_reported", CellReport(cell=9, boot_epoch=1, role=CellRole.ROLLOUT))
+    stale = CellReport(cell=1, boot_epoch=0, role=CellRole.TRAINING)
+    await world.scheduler.signal("cell_reported", stale)
+    await asyncio.sleep(0.5)
+    assert world.all_serving(await world.state())
+    assert (await (await world.start_burst()).result()).version == 1
+    assert world.handle(ids.transition_id(world.run, 1, 4))

@@ -1,0 +1,165 @@
+"""Continue-as-new under load (case 57) and sizes (case 58), on a server that suggests it after 50 events."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import asynccontextmanager
+from uuid import uuid4
+
+import pytest
+from temporalio.client import WorkflowUpdateFailedError
+from temporalio.service import RPCError
+
+from tests.workflows.by_hand import ByHand
+from tests.workflows.histories import broken_tasks, histories_of, largest
+from tests.workflows.server import dev_server
+from tests.workflows.world import FakeWorld, watching
+from workers.control.worker import workflow_worker
+from workflows.cell import CellState
+from workflows.messages import ids
+from workflows.messages.errors import Fenced
+from workflows.messages.scheduling import Weights
+from workflows.messages.transition import Direction, MoveCell, Resolution, TransitionReport
+
+pytestmark = [pytest.mark.timeout(400), pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def temporal_address() -> Iterator[str]:
+    with dev_server("limit.historyCount.suggestContinueAsNew=50") as address:
+        yield address
+
+
+@asynccontextmanager
+async def by_hand(client, folder, slots):
+    async with workflow_worker(client):
+        world = ByHand(client, f"run-{uuid4().hex[:8]}", folder, slots)
+        try:
+            await world.start()
+            yield world
+        finally:
+            await world.close()
+        assert world.problems == []
+
+
+async def runs_of(world: FakeWorld, workflow_id: str) -> int:
+    return len([1 async for _ in world.client.list_workflows(f"WorkflowId = '{workflow_id}'")])
+
+
+async def nothing_broke(world: FakeWorld) -> None:
+    faults = [fault for _, history in await histories_of(world.client, world.run) for fault in broken_tasks(history)]
+    assert faults == []
+
+
+async def test_the_scheduler_loses_no_report_and_answers_every_update(client, tmp_path):
+    async with by_hand(client, tmp_path, (120, 120)) as world, watching(world) as seen:
+        burst = await world.start_burst(groups_per_step=25, executions_per_group=8)
+        await world.eventually(lambda: len(world.launched) == 200, seconds=90)
+        asked = [asyncio.create_task(_ask(world)) for _ in range(5)]
+        await world.close_all(world.launched, twice=True)
+        await burst.result()
+        asked += [asyncio.create_task(_ask(world)) for _ in range(5)]
+        answers = await asyncio.gather(*asked)
+        assert answers == ["no step is blocked here"] * 10
+        assert seen[-1] == (200, 200, 200)
+        assert len(world.admitted) == 25
+        assert await runs_of(world, ids.scheduler_id(world.run)) >= 4
+        tokens = [f"{world.run}/{number}" for number in range(1, (await world.state()).entries + 1)]
+        await world.eventually(lambda: sorted(world.ledger) == sorted(tokens))
+        await nothing_broke(world)
+
+
+async def _ask(world: FakeWorld) -> str:
+    """An update that the workflow refuses, whatever run of it the question meets."""
+    try:
+        return await world.scheduler.execute_update("resolve_step", Resolution.RETRY)
+    except WorkflowUpdateFailedError as error:
+        return str(error.cause)
+
+
+async def test_a_blocked_step_is_resolved_across_a_roll_over(client, tmp_path):
+    """A parked job must neither be lost by a roll-over nor stop everything else until somebody resolves it."""
+    async with by_hand(client, tmp_path, (40, 40)) as world:
+        world.faults.add("admit_group", error=Fenced("broken"), when=lambda request: request.group == 0)
+        burst = await world.start_burst(groups_per_step=20, executions_per_group=2)
+        await world.eventually(lambda: len(world.launched) == 40)
+        await world.close_all(world.launched[:2])
+        while not await world.scheduler.query("blocked_steps"):
+            await asyncio.sleep(0.1)
+        await world.close_all(world.launched[2:], twice=True)
+        await world.until(lambda state: state.accounts.finished == 40)
+        evaluation = await world.start_burst("later", purpose="evaluate")
+        assert await world.scheduler.query("blocked_steps") == ["admit_group: Fenced: broken"]
+        while True:
+            try:
+                await world.scheduler.execute_update("resolve_step", Resolution.RETRY)
+                break
+            except RPCError:
+                await asyncio.sleep(0.1)
+        assert (await burst.result()).version == 1
+        await world.eventually(lambda: len(world.launched) == 44)
+        await world.close_all(world.launched[40:])
+        assert (await evaluation.result()).executions == 4
+        await nothing_broke(world)
+
+
+def published(world: FakeWorld) -> list[TransitionReport]:
+    return [report for report in world.transitions if report.cell == 1 and report.direction is Direction.PUBLISH]
+
+
+async def test_a_cell_takes_every_move_once(make_world):
+    world = await make_world()
+    name = ids.cell_workflow_id(world.run, 1)
+    moves = [
+        MoveCell(
+            move=f"hand/{number}",
+            direction=Direction.PUBLISH,
+            weights=Weights(version=number, checksum=f"hand@{number}"),
+        )
+        for number in range(1, 25)
+    ]
+    await asyncio.gather(*(world.handle(name).signal("move", move) for move in moves for _ in range(2)))
+
+    async def loaded() -> int | None:
+        state = await world.handle(name).query("state", result_type=CellState)
+        return None if state.waiting or state.loaded is None else state.loaded.version
+
+    while await loaded() != 24:
+        await asyncio.sleep(0.3)
+    await world.eventually(lambda: len(published(world)) >= 24)
+    assert [report.result for report in published(world)] == ["done"] * 24
+    assert len({report.transition for report in published(world)}) == 24
+    assert await runs_of(world, name) >= 4
+    await nothing_broke(world)
+
+
+async def test_a_batch_and_its_burst_survive_roll_overs_and_a_lost_core(make_world):
+    world = await make_world()
+    world.micro_steps, world.micro_step_seconds = 12, 0.2
+    burst = await world.start_burst(groups_per_step=4, policy={"hold_seconds": 0, "supply_fraction": 0})
+    batch = ids.batch_id(world.run, "first", 0)
+    await world.eventually(lambda: len(world.called("run_micro_step")) > 20, seconds=120)
+    await world.boot(0)
+    report = await burst.result()
+    assert report.version == 1
+    assert len(world.commits[batch].accepted) == 48
+    assert await runs_of(world, batch) >= 4
+    await nothing_broke(world)
+
+
+async def test_payloads_stay_small_in_a_burst_of_realistic_size(client, tmp_path):
+    """Case 58. 384 executions, 16 groups a step, errors of megabytes."""
+    async with by_hand(client, tmp_path, (192, 192)) as world:
+        world.micro_steps = 8
+        huge = "x" * 5_000_000
+        world.faults.add("admit_group", error=Fenced(huge))
+        world.faults.add("join_batch", error=Fenced(huge))
+        burst = await world.start_burst(groups_per_step=16, executions_per_group=12, steps=2)
+        await world.eventually(lambda: len(world.launched) == 384, seconds=120)
+        await world.close_all(world.launched)
+        while not (blocked := await world.scheduler.query("blocked_steps")):
+            await asyncio.sleep(0.1)
+        assert len(blocked[0]) < 1000
+        await world.scheduler.execute_update("resolve_step", Resolution.RETRY)
+        assert (await burst.result()).version == 2
+        for kind, history in await histories_of(world.client, world.run):
+            assert largest(history).ByteSize() < 100_000, kind
