@@ -2,6 +2,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,6 +12,16 @@ from infra.transfer import TransferEndpoint
 from workflows.messages.transfer import BufferManifest
 
 ROOT = Path(__file__).parents[3]
+
+
+def wait_stopped(pid: int, seconds: float = 10.0) -> None:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        tasks = Path(f"/proc/{pid}/task").glob("*/stat")
+        if all(task.read_text().rpartition(")")[2].split()[0] == "T" for task in tasks):
+            return
+        time.sleep(0.005)
+    raise TimeoutError(f"{pid} did not stop")
 
 
 class Source:
@@ -37,7 +48,9 @@ class Source:
         return self.process.stdout.readline()
 
     def stop(self) -> None:
+        """Hang the process; returns once every thread of it has stopped, else one may still answer a read."""
         self.process.send_signal(signal.SIGSTOP)
+        wait_stopped(self.process.pid)
 
     def kill(self) -> None:
         self.process.kill()

@@ -12,6 +12,7 @@ import pytest
 
 from infra.engine.linker_client import LinkerClient
 from infra.ports import free_ports
+from tests.infra.transfer.conftest import wait_stopped
 from workflows.messages.errors import EngineUnavailable, Fenced, InvalidInput, StillHeld, TransferFailed
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
@@ -115,6 +116,10 @@ async def test_the_source_dies_or_hangs_and_the_destination_stays_usable(linker,
         await at_source.retain(1, ("a",))
         manifest = await at_source.manifest(1)
         source.process.send_signal(fault)
+        if fault == signal.SIGSTOP:
+            wait_stopped(source.process.pid)
+        else:
+            source.process.wait(10)
         with pytest.raises(TransferFailed):
             await at_destination.pull(manifest, timeout_seconds=2)
         assert (await at_destination.stats()).used_pages == 0
