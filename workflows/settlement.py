@@ -54,7 +54,10 @@ def commit_of(
         before=spec.weights,
         after=update.weights if update is not None else spec.weights,
         checkpoint=update.checkpoint if update is not None else "",
-        groups=tuple(ids.group_id(group.burst, group.group) for group in groups),
+        # Signals may overtake each other, so groups may arrive, and be computed, in another order than admission's.
+        groups=tuple(
+            ids.group_id(group.burst, group.group) for group in sorted(groups, key=lambda group: group.sequence)
+        ),
         accepted=stream.in_order(),
         normalizer=normalizer(groups),
         metrics=update.metrics if update is not None else {},
