@@ -10,18 +10,20 @@ from infra.audit import AuditReport, audit_run
 from workers.cli.runs import find_run
 
 
-def audit(run: str | None = None, /, *, json_: bool = False) -> None:
+def audit(run: str | None = None, /, *, at_rest: bool = False, json_: bool = False) -> None:
     """Audit a run; exits with 1 when an invariant is broken.
 
     Parameters
     ----------
     run
         Folder or name of the run; without it the one last started.
+    at_rest
+        Nothing runs any more: an execution that is still open is a fault too.
     json_
         Print the whole report as JSON.
     """
     manifest = find_run(run)
-    report = audit_run(manifest.folder)
+    report = audit_run(manifest.folder, at_rest=at_rest)
     if json_:
         print(report.model_dump_json(indent=2))
     else:

@@ -13,7 +13,7 @@ from workers.demo.summary import differences
 from workers.supervisor.run_folder import CHECKOUT
 
 
-def bench(*, seeds: int = 3, bursts: int = 4, out: Path | None = None, json_output: bool = False) -> None:
+def bench(*, seeds: int = 3, bursts: int = 4, out: Path | None = None, json_: bool = False) -> None:
     """Run the demo once a seed (tasks and sampling differ, the starting policy is the same) and pool the gains.
 
     Parameters
@@ -24,10 +24,10 @@ def bench(*, seeds: int = 3, bursts: int = 4, out: Path | None = None, json_outp
         Bursts of each campaign.
     out
         Where the runs are kept; `var/bench/demo` without it.
-    json_output
+    json_
         Print JSON alone.
     """
-    console = Console(stderr=json_output)
+    console = Console(stderr=json_)
     folder = out or CHECKOUT / "var" / "bench" / "demo"
     results = []
     for seed in range(seeds):
@@ -35,7 +35,7 @@ def bench(*, seeds: int = 3, bursts: int = 4, out: Path | None = None, json_outp
         plan = DemoPlan(seed=seed, bursts=bursts, greedy=False)
         results.append(asyncio.run(run_demo(plan, folder / f"seed-{seed}", console)))
     report = pooled(results)
-    if json_output:
+    if json_:
         print(json.dumps(report))
     else:
         console.print_json(data=report)

@@ -13,7 +13,7 @@ from workers.bench.transition import figures, measure
 from workflows.messages.fleet import CellSpec
 
 
-def bench(*, rounds: int = 5, engine: Literal["paced", "sglang"] = "paced", json_output: bool = False) -> None:
+def bench(*, rounds: int = 5, engine: Literal["paced", "sglang"] = "paced", json_: bool = False) -> None:
     """Move an idle satellite to training and back.
 
     Parameters
@@ -22,7 +22,7 @@ def bench(*, rounds: int = 5, engine: Literal["paced", "sglang"] = "paced", json
         Moves in each direction that count.
     engine
         `paced` is the paced double; `sglang` the real engine.
-    json_output
+    json_
         Print JSON alone.
     """
     with tempfile.TemporaryDirectory(prefix="gyre-bench-") as folder:
@@ -31,7 +31,7 @@ def bench(*, rounds: int = 5, engine: Literal["paced", "sglang"] = "paced", json
         )
         costs = asyncio.run(measure(fleet, Path(folder) / "run", rounds=rounds))
     result = {"engine": engine, "rounds": rounds, **figures(costs)}
-    if json_output:
+    if json_:
         print(json.dumps(result))
     else:
         Console().print_json(data=result)
