@@ -14,8 +14,8 @@ from workflows.messages.transition import Direction, Resolution, TransitionResul
 pytestmark = pytest.mark.timeout(300)
 
 
-def ends(world: FakeWorld, direction: Direction) -> list[TransitionResult]:
-    return [report.result for report in world.transitions if report.direction is direction]
+def ends(world: FakeWorld, direction: Direction, cell: int = 0) -> list[TransitionResult]:
+    return [report.result for report in world.transitions if (report.direction, report.cell) == (direction, cell)]
 
 
 async def parked(world: FakeWorld, cell: int) -> str:

@@ -363,9 +363,9 @@ def execution_of(spec: ExecutionSpec) -> str:
 
 
 _STEPS = """
-select_tasks record_ledger record_published record_transition admit_group pack_group record_batch_opened commit_batch register_engine
-change_door reroute_executions cancel_requests announce_handoff prepare_workspace run_harness evaluate_workspace
-process_execution finish_execution
+select_tasks record_ledger record_published record_transition admit_group pack_group record_batch_opened
+commit_batch register_engine change_door reroute_executions cancel_requests announce_handoff prepare_workspace
+run_harness evaluate_workspace process_execution finish_execution
 """
 
 
