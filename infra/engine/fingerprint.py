@@ -1,9 +1,10 @@
 """The checksums an engine must report for given weights, so that a publish is verified end to end.
 
 SGLang on CPU hashes every parameter of its own model (the first 8 bytes of sha256 over the bytes) and the sorted
-(name, hash) pairs. Its model differs from Hugging Face's names in two ways for dense Qwen and Llama architectures:
+(name, hash) pairs. Its model differs from Hugging Face's names in three ways for dense Qwen and Llama architectures:
 q, k and v are stacked along dim 0 into ``qkv_proj``, gate and up into ``gate_up_proj``; tied output embeddings do not
-exist. On CUDA it hashes with a GPU kernel of its own, so there compare two engines with each other, not with this.
+exist; embeddings are padded with zero rows to a multiple of 64. On CUDA it hashes with a GPU kernel of its own, so
+there compare two engines with each other, not with this.
 """
 
 import hashlib
@@ -16,6 +17,8 @@ from workflows.messages.errors import VersionMismatch
 if TYPE_CHECKING:
     import torch
 
+VOCABULARY_PADDING = 64
+_PADDED = ("embed_tokens.weight", "lm_head.weight")
 _STACKED = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),
     "gate_up_proj": ("gate_proj", "up_proj"),
@@ -52,8 +55,14 @@ def _as_engine(weights: "Mapping[str, torch.Tensor]", tied: bool) -> "dict[str, 
                 found[name.replace(part, stacked)] = [weights[name.replace(part, other)] for other in parts]
             break
         else:
-            found[name] = [tensor]
+            found[name] = [tensor, *_padding(tensor)] if name.endswith(_PADDED) else [tensor]
     return found
+
+
+def _padding(embedding: "torch.Tensor") -> "list[torch.Tensor]":
+    """The zero rows SGLang adds to [rows, hidden] embeddings, if any."""
+    missing = -embedding.shape[0] % VOCABULARY_PADDING
+    return [embedding.new_zeros(missing, embedding.shape[1])] if missing else []
 
 
 def _hash(parts: "list[torch.Tensor]") -> str:

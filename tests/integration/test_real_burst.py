@@ -67,7 +67,7 @@ async def test_training_burst_is_clean_under_audit(run: Run) -> None:
     assert len(committed) == 1
     assert report["version"] == published == committed[0].version_after
     audit = audit_run(Path(run.stack.run_dir), at_rest=True)
-    assert audit.findings == ()
+    assert not audit.findings, audit.findings
     assert audit.figures["max_w_minus_capacity"] <= 0
     assert audit.figures["targets_trained_twice"] == 0
 
@@ -97,4 +97,4 @@ async def test_evaluation_runs_held_out_tasks_without_training(run: Run) -> None
             .limit(5)
         ).all()
     assert set(versions) == {before["version"]}, "the evaluation was not served by the published version"
-    assert audit_run(Path(run.stack.run_dir), at_rest=True).findings == ()
+    assert audit_run(Path(run.stack.run_dir), at_rest=True).ok
