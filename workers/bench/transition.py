@@ -58,25 +58,24 @@ async def measure(fleet: Fleet, run_dir: Path, *, rounds: int, cell: int = 1) ->
         await stack.ready()
         await _settled(stack.client, fleet.run, cell, CellRole.ROLLOUT)
         for number in range(rounds + 1):
-            for direction, role in (
-                (Direction.TO_TRAINING, CellRole.TRAINING),
-                (Direction.TO_ROLLOUT, CellRole.ROLLOUT),
-            ):
-                cost = await _move(stack.client, fleet.run, cell, direction, role, f"bench/{number}")
-                if number:
-                    costs.append(cost)
+            there_and_back = await _round(stack.client, fleet.run, cell, f"bench/{number}")
+            if number:
+                costs += there_and_back
     return costs
 
 
-async def _move(client: Client, run: str, cell: int, direction: Direction, role: CellRole, name: str) -> MoveCost:
+async def _round(client: Client, run: str, cell: int, name: str) -> list[MoveCost]:
+    """Into training by our word; back by the Scheduler's, which sends home a cell that trains without a burst."""
     handle = client.get_workflow_handle(ids.cell_workflow_id(run, cell))
     state = await handle.query("state")
-    move = MoveCell(move=f"{name}/{direction.value}", direction=direction, weights=state["weights"])
-    await handle.signal("move", move)
-    await _settled(client, run, cell, role, lease=state["lease"] + 1)
-    transition = client.get_workflow_handle(ids.transition_id(run, cell, state["lease"] + 1))
-    history = await transition.fetch_history()
-    return cost_of(direction.value, history.events)
+    await handle.signal("move", MoveCell(move=name, direction=Direction.TO_TRAINING, weights=state["weights"]))
+    await _settled(client, run, cell, CellRole.ROLLOUT, lease=state["lease"] + 2)
+    costs: list[MoveCost] = []
+    for lease, direction in ((1, Direction.TO_TRAINING), (2, Direction.TO_ROLLOUT)):
+        transition = client.get_workflow_handle(ids.transition_id(run, cell, state["lease"] + lease))
+        history = await transition.fetch_history()
+        costs.append(cost_of(direction.value, history.events))
+    return costs
 
 
 def cost_of(direction: str, events: Iterable[HistoryEvent]) -> MoveCost:
