@@ -5,9 +5,11 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from temporalio import activity
+from temporalio.client import Client
 from temporalio.worker import Worker
 
 from infra.temporal.failures import FailureInterceptor
+from tests.workflows.server import connect
 from workers.registration import activities_of
 from workflows.messages import ids
 from workflows.messages.batch import (
@@ -47,12 +49,13 @@ class FakeCell:
         self.stream: Worker | None = None
         self.stream_batch: str | None = None
         self.serving: asyncio.Task[None] | None = None
-        self.worker = self._worker(self.queue, Queue.CELL, 8)
+        self.client: Client = world.client
+        self.worker: Worker | None = None
         self.running: asyncio.Task[None] | None = None
 
     def _worker(self, queue: str, kind: Queue, room: int) -> Worker:
         return Worker(
-            self.world.client,
+            self.client,
             task_queue=queue,
             activities=activities_of(kind, self),
             interceptors=[FailureInterceptor()],
@@ -62,6 +65,9 @@ class FakeCell:
 
     async def start(self) -> None:
         """Serve the boot's queue and say so, as a real cell worker does."""
+        # A connection of its own, as its process would have: two workers of one client cannot share a stream's queue.
+        self.client = await connect(self.world.client.service_client.config.target_host)
+        self.worker = self._worker(self.queue, Queue.CELL, 8)
         self.running = asyncio.create_task(self.worker.run())
         up = CellWorkerUp(
             cell=self.index,
@@ -81,7 +87,7 @@ class FakeCell:
 
     async def stop(self) -> None:
         await self._close_stream()
-        if self.running is not None:
+        if self.running is not None and self.worker is not None:
             if not self.worker.is_shutdown:
                 await self.worker.shutdown()
             await asyncio.gather(self.running, return_exceptions=True)
