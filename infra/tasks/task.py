@@ -34,7 +34,7 @@ class Task(Message):
     cpus: float | None = None
     memory_mb: int | None = None
     metadata: dict[str, Any] = {}
-    container: str = Field("", description="why it needs a container runtime; empty: it does not")
+    container: str = Field(default="", description="why it needs a container runtime; empty: it does not")
 
     @property
     def environment(self) -> Path:
