@@ -24,8 +24,7 @@ def demonstrate(repair: Repair, workspace: Path, *, right: bool) -> Conversation
     """One conversation, played for real in `workspace` (made here, left as the last command left it)."""
     write_workspace(repair, workspace)
     messages = opening(repair.instruction)
-    repairs = repair.right if right else repair.tempting
-    for command in (repair.look, *(f"{one}; {repair.look}" for one in repairs)):
+    for command in repair.commands(right=right):
         messages += [answer(command), observation(*run_command(command, workspace))]
     return [*messages, answer(SUBMIT)]
 
@@ -40,8 +39,8 @@ def demonstration(index: int, *, seed: int, scratch: str) -> Conversation:
         shutil.rmtree(workspace)
 
 
-def demonstrations(count: int, *, seed: int, processes: int = 2) -> Iterator[Conversation]:
-    """`count` demonstrations in order of index, played in parallel."""
+def demonstrations(count: int, *, seed: int, processes: int = 16) -> Iterator[Conversation]:
+    """`count` demonstrations in order of index, played in parallel: their commands mostly wait to be started."""
     memory = "/dev/shm"
     scratch = memory if os.access(memory, os.W_OK) else tempfile.gettempdir()
     with ProcessPoolExecutor(processes) as pool:

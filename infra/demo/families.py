@@ -1,13 +1,17 @@
 """Families of small repository repairs.
 
-Every family has a loop in common: look for the first thing that is still wrong, repair it, look again, submit. The
-number of things that are wrong is heavy-tailed, so some executions take many turns; nothing ever sleeps. Every family
-also has a tempting way to repair that looks right to the agent and fails the task's tests. Pure functions of a random
-generator: the same seed gives the same task everywhere.
+Every family has a loop in common: look at what is wrong, repair it, look again, submit. A failing test shows one
+fault at a time and has a heavy-tailed number of them, so some executions take many turns; nothing ever sleeps. Every
+family also has a tempting way that the agent may take for a repair and that fails the task's tests. Pure functions of
+a random generator: the same seed gives the same task everywhere.
+
+The sizes are those a policy of three million parameters learns to handle in minutes: what a command needs is copied
+from the instruction or from the last output.
 """
 
 import random
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 
 WORDS = (
     "total",
@@ -59,7 +63,7 @@ WORDS = (
     "block",
     "chunk",
 )
-MOST_REPAIRS = 12
+MOST_REPAIRS = 8
 _TAIL = 1.2  # P(repairs >= k) = k ** -_TAIL
 
 
@@ -72,188 +76,109 @@ class Repair:
     files: dict[str, str]
     expected: dict[str, str]
     look: str
-    """Command that shows what is still wrong."""
+    """Command that shows what is wrong (the next fault of a failing test)."""
+    confirm: str
+    """Command that looks back after the last repair."""
     right: tuple[str, ...]
-    """Commands that repair one thing each and keep everything else as it was."""
+    """Commands that repair one fault each and keep everything else as it was."""
     tempting: tuple[str, ...]
-    """Commands that satisfy `look` as well, and fail the tests."""
-    executable: frozenset[str] = field(default_factory=frozenset)
-    """Files that must end executable, writable by their owner only."""
+    """As many commands that fail the task's tests."""
 
     @property
     def repairs(self) -> int:
         return len(self.right)
 
+    def commands(self, *, right: bool) -> tuple[str, ...]:
+        """The whole session but the submission, the right way or the tempting one."""
+        repairs = self.right if right else self.tempting
+        session = [step for repair in repairs for step in (self.look, repair)]
+        return (*session, self.confirm)
+
 
 def draw(rng: random.Random, family: str | None = None) -> Repair:
     """A task of `family`, or of a random one."""
-    name = family or rng.choice(sorted(FAMILIES))
-    return FAMILIES[name](rng, _heavy_tailed(rng))
+    return FAMILIES[family or rng.choice(sorted(FAMILIES))](rng)
 
 
 def _heavy_tailed(rng: random.Random) -> int:
     return min(MOST_REPAIRS, int((1.0 - rng.random()) ** (-1 / _TAIL)))
 
 
-def _names(rng: random.Random, count: int) -> list[str]:
-    """Distinct identifiers of two words; none contains another."""
-    pairs: list[str] = []
-    while len(pairs) < count:
-        name = "_".join(rng.sample(WORDS, 2))
-        if name not in pairs:
-            pairs.append(name)
-    return pairs
+def _name(rng: random.Random) -> str:
+    return "_".join(rng.sample(WORDS, 2))
 
 
-def _config(rng: random.Random, repairs: int) -> Repair:
-    """Keys that several sections share: only the named section's may change."""
-    file = rng.choice(WORDS) + ".cfg"
-    sections = rng.sample(WORDS, rng.choice((2, 3)))
-    keys = rng.sample(WORDS, repairs + rng.randint(1, 3))
-    values = {(section, key): rng.randint(10, 99) for section in sections for key in keys}
-    wanted = dict(values)
-    lines, right, tempting = [], [], []
-    for key in keys[:repairs]:
-        section = rng.choice(sections)
-        value = rng.choice([n for n in range(10, 100) if all(n != values[s, key] for s in sections)])
-        wanted[section, key] = value
-        lines.append(f"want {section} {key} {value}\n")
-        right.append(rf"sed -i '/^\[{section}\]/,/^\[/s/^{key} = .*/{key} = {value}/' {file}")
-        tempting.append(f"sed -i 's/^{key} = .*/{key} = {value}/' {file}")
-    check = (
-        "want() {\n"
-        f'  v=$(sed -n "/^\\[$1\\]/,/^\\[/s/^$2 = //p" {file})\n'
-        f'  test "$v" = "$3" || {{ echo "{file}: $2 of $1 is $v, want $3"; exit 1; }}\n'
-        "}\n" + "".join(lines) + "echo ok\n"
-    )
+def _config(rng: random.Random) -> Repair:
+    """A key that two sections share: only the named section's may change."""
+    first, second = rng.sample(WORDS, 2)
+    key, section = rng.choice(WORDS), rng.choice((first, second))
+    value, one, two = rng.sample(range(10, 99), 3)
 
-    def text(table: dict[tuple[str, str], int]) -> str:
-        return "".join(f"[{s}]\n" + "".join(f"{k} = {table[s, k]}\n" for k in keys) for s in sections)
+    def text(of_first: int, of_second: int) -> str:
+        return f"[{first}]\n{key} = {of_first}\n[{second}]\n{key} = {of_second}\n"
 
     return Repair(
         family="config",
-        instruction=f"Repair {file} so that check.sh passes. Other settings must stay.\n",
-        files={file: text(values), "check.sh": check},
-        expected={file: text(wanted), "check.sh": check},
-        look="sh check.sh",
-        right=tuple(right),
-        tempting=tuple(tempting),
+        instruction=f"In app.cfg set {key} of {section} to {value}.",
+        files={"app.cfg": text(one, two)},
+        expected={"app.cfg": text(value, two) if section == first else text(one, value)},
+        look="cat app.cfg",
+        confirm="cat app.cfg",
+        right=(f"sed -i '/{section}/,+1s/{key} = .*/{key} = {value}/' app.cfg",),
+        tempting=(f"sed -i 's/{key} = .*/{key} = {value}/' app.cfg",),
     )
 
 
-def _rename(rng: random.Random, repairs: int) -> Repair:
-    """A name that is also part of longer names, which must stay."""
-    old, new = _names(rng, 2)
-    files: dict[str, str] = {}
-    names = sorted(rng.sample(WORDS, repairs + rng.randint(0, 2)))
-    touched = sorted(rng.sample(names, repairs))
-    for name in names:
-        other = rng.choice([word for word in WORDS if word not in old.split("_")])
-        body = [f"def {other}_{rng.choice(WORDS)}(x):\n    return x + {rng.randint(1, 99)}\n"]
-        if name in touched:
-            body.append(f"def {name}():\n    return {old}({rng.randint(1, 9)}) + {old}(0)\n")
-        if name == touched[0] or rng.random() < 0.5:
-            longer = f"{old}_{other}" if rng.random() < 0.5 else f"{other}_{old}"
-            body.append(f"{longer} = {rng.randint(1, 99)}\n")
-        rng.shuffle(body)
-        files[f"{name}.py"] = "".join(body)
-    expected = {name: text.replace(f"{old}(", f"{new}(") for name, text in files.items()}
+def _rename(rng: random.Random) -> Repair:
+    """A name used in several files: all of them must change, not only the one that defines it."""
+    old, new = _name(rng), _name(rng)
+    modules = rng.sample(WORDS, rng.choice((2, 3, 4)))
+    files = {f"{module}.py": f"def {_name(rng)}():\n    return {old}({rng.randint(1, 9)})\n" for module in modules}
+    files[f"{modules[0]}.py"] = f"def {old}(x):\n    return x\n"
     return Repair(
         family="rename",
-        instruction=f"Rename {old} to {new} in all files. Longer names must stay.\n",
+        instruction=f"Rename {old} to {new} everywhere.",
         files=files,
-        expected=expected,
-        look=f"grep -lw {old} *",
-        right=tuple(rf"sed -i 's/\<{old}\>/{new}/g' {name}.py" for name in touched),
-        tempting=tuple(f"sed -i 's/{old}/{new}/g' {name}.py" for name in touched),
+        expected={name: text.replace(old, new) for name, text in files.items()},
+        look=f"grep -rl {old} .",
+        confirm=f"grep -r {new} .",
+        right=(f"sed -i 's/{old}/{new}/' *.py",),
+        tempting=(f"sed -i 's/{old}/{new}/' {modules[0]}.py",),
     )
 
 
-def _failing_test(rng: random.Random, repairs: int) -> Repair:
-    """A failing test can be silenced in two places; only the code is wrong."""
-    modules = sorted(rng.sample(WORDS, rng.randint(1, min(3, repairs))))
-    names = _names(rng, repairs + rng.randint(0, 2))
-    code = dict.fromkeys(modules, "")
-    fixed = dict.fromkeys(modules, "")
-    calls, right, tempting = [], [], []
-    for i, name in enumerate(names):
-        module = modules[i % len(modules)]
-        want, got = rng.sample(range(10, 100), 2)
-        broken = i < repairs
-        code[module] += f"{name}() {{ echo {got if broken else want}; }}\n"
-        fixed[module] += f"{name}() {{ echo {want}; }}\n"
-        calls.append(f"t {module} {name} {want}\n")
-        if broken:
-            right.append(f"sed -i '/^{name}(/s/{got}/{want}/' {module}.sh")
-            tempting.append(f"sed -i '/ {name} /s/{want}/{got}/' test.sh")
-    test = (
-        "".join(f". ./{module}.sh\n" for module in modules)
-        + 't() {\n  v=$($2)\n  test "$v" = "$3" || { echo "$1.sh: $2 is $v, want $3"; exit 1; }\n}\n'
-        + "".join(calls)
-        + "echo ok\n"
-    )
+def _failing_test(rng: random.Random) -> Repair:
+    """A test that stops at its first failure: the modules must be mended, not the test."""
+    repairs = _heavy_tailed(rng)
+    modules = rng.sample(WORDS, repairs)
+    names: list[str] = []
+    while len(names) < repairs:
+        name = _name(rng)
+        if name not in names:
+            names.append(name)
+    values = [rng.sample(range(2, 60), 2) for _ in modules]
+    lines = [
+        f". ./{module}.sh\ntest ${name} = {want} || {{ echo want {want} got ${name} in {module}.sh; exit 1; }}\n"
+        for module, name, (want, _) in zip(modules, names, values, strict=True)
+    ]
+    files = {f"{module}.sh": f"{name}={got}\n" for module, name, (_, got) in zip(modules, names, values, strict=True)}
+    fixed = {f"{module}.sh": f"{name}={want}\n" for module, name, (want, _) in zip(modules, names, values, strict=True)}
+    test = "".join(lines)
+    pairs = list(zip(modules, values, strict=True))
     return Repair(
         family="failing-test",
-        instruction="Make test.sh pass by fixing the code.\n",
-        files={**{f"{m}.sh": text for m, text in code.items()}, "test.sh": test},
-        expected={**{f"{m}.sh": text for m, text in fixed.items()}, "test.sh": test},
+        instruction="Make test.sh pass.",
+        files={**files, "test.sh": test},
+        expected={**fixed, "test.sh": test},
         look="sh test.sh",
-        right=tuple(right),
-        tempting=tuple(tempting),
+        confirm="sh test.sh",
+        right=tuple(f"sed -i 's/={got}/={want}/' {module}.sh" for module, (want, got) in pairs),
+        tempting=tuple(f"sed -i 's/= {want}/= {got}/' test.sh" for _, (want, got) in pairs),
     )
 
 
-def _modes(rng: random.Random, repairs: int) -> Repair:
-    """Scripts that must become executable, but writable by nobody else."""
-    names = sorted(rng.sample(WORDS, repairs))
-    files = {f"{name}.sh": f"echo {rng.choice(WORDS)} {rng.randint(1, 99)}\n" for name in names}
-    check = 'for f in *; do\n  test "$f" = check || test -x "$f" || { echo "$f is not executable"; exit 1; }\ndone\n'
-    files["check"] = check
-    return Repair(
-        family="modes",
-        instruction="Make the scripts executable so that check passes. Only the owner may write.\n",
-        files=files,
-        expected=dict(files),
-        look="sh check",
-        right=tuple(f"chmod 755 {name}.sh" for name in names),
-        tempting=tuple(f"chmod 777 {name}.sh" for name in names),
-        executable=frozenset(f"{name}.sh" for name in names),
-    )
-
-
-def _debug_lines(rng: random.Random, repairs: int) -> Repair:
-    """Calls to remove; lines that merely mention their name must stay."""
-    word = rng.choice(WORDS)
-    names = sorted(rng.sample([w for w in WORDS if w != word], repairs + rng.randint(0, 2)))
-    touched = sorted(rng.sample(names, repairs))
-    files: dict[str, str] = {}
-    for name in names:
-        body = [f"echo {rng.choice(WORDS)} {rng.randint(1, 99)}\n"]
-        if name in touched:
-            body += [f"{word} {rng.choice(WORDS)} {rng.randint(1, 99)}\n" for _ in range(rng.randint(1, 2))]
-        if name == touched[0] or rng.random() < 0.5:
-            body.append(f"echo no {word} {rng.randint(1, 99)}\n")
-        rng.shuffle(body)
-        files[f"{name}.sh"] = "".join(body)
-    expected = {
-        name: "".join(line for line in text.splitlines(keepends=True) if not line.startswith(f"{word} "))
-        for name, text in files.items()
-    }
-    return Repair(
-        family="debug-lines",
-        instruction=f"Remove the calls of {word}. Other lines must stay.\n",
-        files=files,
-        expected=expected,
-        look=f"grep -l '^{word} ' *",
-        right=tuple(f"sed -i '/^{word} /d' {name}.sh" for name in touched),
-        tempting=tuple(f"sed -i '/{word}/d' {name}.sh" for name in touched),
-    )
-
-
-FAMILIES = {
+FAMILIES: dict[str, Callable[[random.Random], Repair]] = {
     "config": _config,
-    "debug-lines": _debug_lines,
     "failing-test": _failing_test,
-    "modes": _modes,
     "rename": _rename,
 }

@@ -11,6 +11,6 @@ def solved(repair: Repair, workspace: Path) -> bool:
         path = workspace / file
         if not path.is_file() or path.read_bytes() != text.encode():
             return False
-        if path.stat().st_mode & 0o7777 != (0o755 if file in repair.executable else 0o644):
+        if path.stat().st_mode & 0o7777 != 0o644:
             return False
     return True

@@ -70,8 +70,7 @@ def write_task(repair: Repair, folder: Path, name: str) -> None:
     (tests / "test.sh").write_text(_TEST)
     for file, text in repair.expected.items():
         _put(tests / "expected" / file, text, 0o644)
-    modes = {file: "755" if file in repair.executable else "644" for file in repair.expected}
-    (tests / "files.txt").write_text("".join(f"{modes[file]} {file}\n" for file in sorted(modes)))
+    (tests / "files.txt").write_text("".join(f"644 {file}\n" for file in sorted(repair.expected)))
     lines = ["#!/bin/sh", 'cd "${GYRE_WORKSPACE:-/app}" || exit 1', *repair.right]
     (solution / "solve.sh").write_text("\n".join(lines) + "\n")
     for script in (tests / "test.sh", solution / "solve.sh"):

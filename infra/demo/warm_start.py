@@ -8,7 +8,6 @@ seconds, so that a slow machine gets the same policy. `recipe.json` beside the w
 
 import argparse
 import json
-import math
 import random
 import time
 from dataclasses import asdict, dataclass
@@ -32,7 +31,7 @@ class Recipe:
     """Everything the result depends on."""
 
     seed: int = 0
-    demonstrations: int = 24000
+    demonstrations: int = 10000
     tokenizer_demonstrations: int = 4000
     vocabulary: int = 2048
     hidden: int = 256
@@ -41,11 +40,11 @@ class Recipe:
     heads: int = 8
     kv_heads: int = 2
     head_size: int = 32
-    batch_tokens: int = 4096
-    steps: int = 1500
+    batch: int = 16
+    steps: int = 800
     warm_up_steps: int = 50
     learning_rate: float = 1.5e-3
-    final_fraction: float = 0.05
+    final_fraction: float = 0.1
     weight_decay: float = 0.01
     context_weight: float = 0.1  # weight of tokens that the policy does not write
     measured_tasks: int = 200
@@ -67,16 +66,10 @@ def encode(chat: ChatTokenizer, conversation: list[dict[str, str]], context_weig
     return ids, weights
 
 
-def batches(samples: list[Sample], budget: int, rng: random.Random) -> list[list[Sample]]:
-    """One epoch of batches of similar length, each at most `budget` tokens with its padding, in random order."""
-    order = sorted(samples, key=lambda sample: (len(sample[0]), rng.random()))
-    result: list[list[Sample]] = [[]]
-    for sample in order:
-        if result[-1] and len(sample[0]) * (len(result[-1]) + 1) > budget:
-            result.append([])
-        result[-1].append(sample)
-    rng.shuffle(result)
-    return result
+def batches(samples: list[Sample], size: int, rng: random.Random) -> list[list[Sample]]:
+    """One epoch of batches of `size` samples, in random order."""
+    order = rng.sample(range(len(samples)), len(samples))
+    return [[samples[i] for i in order[start : start + size]] for start in range(0, len(order) - size + 1, size)]
 
 
 def build(recipe: Recipe, vocabulary: int) -> Qwen3ForCausalLM:
@@ -123,12 +116,11 @@ def train(model: torch.nn.Module, samples: list[Sample], recipe: Recipe) -> floa
     recent: list[float] = []
     tokens, began = 0, time.monotonic()
     for step in range(recipe.steps):
-        queue = queue or batches(samples, recipe.batch_tokens, rng)
+        queue = queue or batches(samples, recipe.batch, rng)
         batch = queue.pop()
-        done = max(0.0, (step - recipe.warm_up_steps) / (recipe.steps - recipe.warm_up_steps))
-        cosine = recipe.final_fraction + (1 - recipe.final_fraction) * 0.5 * (1 + math.cos(math.pi * done))
+        decay = 1 - (1 - recipe.final_fraction) * step / recipe.steps
         for group in optimizer.param_groups:
-            group["lr"] = recipe.learning_rate * cosine * min(1.0, (step + 1) / recipe.warm_up_steps)
+            group["lr"] = recipe.learning_rate * decay * min(1.0, step / recipe.warm_up_steps)
         loss = loss_of(model, batch)
         optimizer.zero_grad()
         loss.backward()

@@ -27,14 +27,14 @@ def test_every_answer_is_a_command_and_the_last_one_submits(tmp_path):
 
 
 def test_about_half_follow_the_right_way(tmp_path):
-    shown = [demonstration(i, seed=0, scratch=str(tmp_path)) for i in range(100)]
+    shown = [demonstration(i, seed=0, scratch=str(tmp_path)) for i in range(40)]
     right = sum(talk_follows_right(talk, i) for i, talk in enumerate(shown))
-    assert 30 <= right <= 70
+    assert 10 <= right <= 30
 
 
 def talk_follows_right(talk, index):
     repair = repair_of("demonstration", 0, index)
-    return talk[4]["content"] == f"$ {repair.right[0]}; {repair.look}"
+    return talk[4]["content"] == f"$ {repair.right[0]}"
 
 
 def test_a_command_that_hangs_is_cut_with_its_children(tmp_path):

@@ -1,4 +1,4 @@
-"""Every family: the right way solves, the tempting way looks solved and is not, and nothing needs sleeping."""
+"""Every family: the right way solves, the tempting way does not, and nothing needs sleeping."""
 
 import random
 
@@ -34,11 +34,9 @@ def test_the_right_way_solves_it_one_repair_a_turn(tmp_path, family, seed):
 
 @pytest.mark.parametrize("family", sorted(FAMILIES))
 @pytest.mark.parametrize("seed", SEEDS)
-def test_the_tempting_way_looks_the_same_and_fails(tmp_path, family, seed):
+def test_the_tempting_way_fails(tmp_path, family, seed):
     repair = draw(random.Random(seed), family)
-    right = play(repair, tmp_path / "right", repair.right)
-    tempting = play(repair, tmp_path / "tempting", repair.tempting)
-    assert tempting[-1] == right[-1]
+    play(repair, tmp_path / "tempting", repair.tempting)
     assert not solved(repair, tmp_path / "tempting")
     assert len(repair.tempting) == len(repair.right)
 
@@ -56,7 +54,7 @@ def test_a_seed_is_a_task():
 
 
 def test_turns_are_heavy_tailed():
-    repairs = sorted(draw(random.Random(i)).repairs for i in range(3000))
+    repairs = sorted(draw(random.Random(i), "failing-test").repairs for i in range(3000))
     assert repairs[1500] <= 2
-    assert repairs[2850] >= 8
+    assert repairs[2850] >= MOST_REPAIRS - 1
     assert repairs[-1] == MOST_REPAIRS
