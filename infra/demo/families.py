@@ -112,6 +112,8 @@ def _config(rng: random.Random) -> Repair:
     """A key that two sections share: only the named section's may change."""
     first, second = rng.sample(WORDS, 2)
     key, section = rng.choice(WORDS), rng.choice((first, second))
+    while key in (first, second):  # a key named like a section would be taken for its header
+        key = rng.choice(WORDS)
     value, one, two = rng.sample(range(10, 99), 3)
 
     def text(of_first: int, of_second: int) -> str:

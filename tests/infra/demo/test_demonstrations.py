@@ -12,7 +12,7 @@ def test_a_right_one_and_a_tempting_one(tmp_path):
     tempting = demonstrate(repair, tmp_path / "tempting", right=False)
     assert solved(repair, tmp_path / "right")
     assert not solved(repair, tmp_path / "tempting")
-    assert len(right) == len(tempting) == 2 + 2 * (1 + repair.repairs) + 1
+    assert len(right) == len(tempting) == 2 + 2 * (2 * repair.repairs + 1) + 1
     assert right[:4] == tempting[:4], "both begin by looking"
 
 
