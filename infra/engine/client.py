@@ -169,7 +169,7 @@ class EngineClient:
         return EngineLoads.of_answer(await self._get("/v1/loads"))
 
     async def healthy(self) -> bool:
-        """Whether the server answers at all; never raises."""
+        """Whether the server answers and has started; never raises. `loads` asks the scheduler behind it as well."""
         try:
             return (await self._send("GET", "/health", None, 5.0)).status_code == 200
         except EngineUnavailable:

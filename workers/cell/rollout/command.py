@@ -94,10 +94,14 @@ def command_line(parameters: EngineParameters) -> list[str]:
 
 
 def environment(parameters: EngineParameters, base: Mapping[str, str]) -> dict[str, str]:
-    """`base` plus what the engine needs. Compilation is off on CPU: it would want a C++ compiler and cost seconds."""
+    """`base` plus what the engine needs. Compilation is off on CPU: it would want a C++ compiler and cost seconds.
+
+    A health check must not generate: it would take a second, join real requests in their batch and count as running.
+    """
     path = [str(CHECKOUT), str(HERE / "plugin")]
     added = {
         "SGLANG_PLUGINS": "opengyre",
+        "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "false",
         "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_OFFLINE": "1",
         "OMP_NUM_THREADS": str(parameters.threads),

@@ -38,6 +38,7 @@ def test_stand_ins_are_on_the_path_only_without_cuda():
     assert cpu["PYTHONPATH"].split(":")[0] == str(CHECKOUT)
     assert cpu["PYTHONPATH"].endswith(":mine")
     assert "standins" in cpu["PYTHONPATH"]
+    assert cpu["SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION"] == "false"
     gpu = environment(parameters(cuda=True), {})
     assert "standins" not in gpu["PYTHONPATH"]
     assert "SGLANG_USE_CPU_ENGINE" not in gpu

@@ -11,7 +11,7 @@ from infra.engine.fingerprint import engine_checksums, verify_weights
 from tests.workers.cell.rollout.conftest import LEASES
 from workflows.messages.errors import InvalidRequest, VersionMismatch
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def expected_checksum(folder):

@@ -5,7 +5,7 @@ import pytest
 from infra.engine import released
 from tests.workers.cell.rollout.conftest import LEASES
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 async def hand_off(source, destination, lease: int):

@@ -81,7 +81,7 @@ async def kill_while_streaming(client: EngineClient, pid: int, seen: list[int]) 
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 async def test_an_engine_that_cannot_start_says_why(tmp_path):
     server = EngineServer(parameters_of(tmp_path / "no-model"), tmp_path / "logs" / "engine.log")
     server.start()
@@ -97,7 +97,7 @@ async def test_an_engine_that_cannot_start_says_why(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 async def test_no_process_of_an_engine_survives_it(models, tmp_path):
     server = EngineServer(parameters_of(models["a"]), tmp_path / "engine.log")
     server.start()

@@ -15,7 +15,7 @@ from infra.ports import free_ports
 from tests.infra.transfer.conftest import wait_stopped
 from workflows.messages.errors import EngineUnavailable, Fenced, InvalidInput, StillHeld, TransferFailed
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 ROOT = Path(__file__).parents[5]
 PAGE = 1 << 20
 LENGTH = 200
