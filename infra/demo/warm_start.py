@@ -41,9 +41,9 @@ class Recipe:
     kv_heads: int = 2
     head_size: int = 32
     batch: int = 16
-    steps: int = 800
+    steps: int = 750
     warm_up_steps: int = 50
-    learning_rate: float = 1.5e-3
+    learning_rate: float = 2e-3
     final_fraction: float = 0.1
     weight_decay: float = 0.01
     context_weight: float = 0.1  # weight of tokens that the policy does not write
