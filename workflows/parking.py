@@ -50,7 +50,8 @@ def failure_text(error: BaseException) -> str:
     cause: BaseException = error
     while cause.__cause__ is not None:
         cause = cause.__cause__
-    return f"{getattr(cause, 'type', None) or type(cause).__name__}: {cause}"[:500]
+    kind, text = getattr(cause, "type", None) or type(cause).__name__, getattr(cause, "message", None) or str(cause)
+    return f"{kind}: {text}"[:500]
 
 
 def call(

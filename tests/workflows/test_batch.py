@@ -6,7 +6,7 @@ from tests.workflows.world import FakeWorld
 from workflows.messages import ids
 from workflows.messages.errors import ActorUnavailable, Fenced, TransferFailed
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(400)
 
 WIDE = {"groups_per_step": 4, "policy": {"hold_seconds": 0, "supply_fraction": 0, "in_flight_depth": 1}}
 """Enough groups, claimed slowly enough, that a satellite joins."""
@@ -16,7 +16,7 @@ async def both_train(world: FakeWorld):
     """A burst with core and satellite in training, both with micro-steps in their sums."""
     world.micro_steps, world.micro_step_seconds = 3, 1.0
     burst = await world.start_burst(**WIDE)
-    await world.eventually(lambda: all(world.cells[cell].accumulated for cell in (0, 1)), seconds=90)
+    await world.eventually(lambda: all(world.cells[cell].accumulated for cell in (0, 1)), seconds=200)
     return burst
 
 
@@ -79,7 +79,7 @@ async def test_a_satellite_that_cannot_come_back_is_done_without(world: FakeWorl
 async def test_the_core_is_lost_while_it_combines(world: FakeWorld):
     burst = await both_train(world)
     world.faults.add("combine_update", hang=True)
-    await world.eventually(lambda: world.called("combine_update"), seconds=90)
+    await world.eventually(lambda: world.called("combine_update"), seconds=200)
     await world.boot(0)
     await committed(world, burst)
     assert len(world.called("combine_update")) == 2
@@ -95,8 +95,8 @@ async def test_an_account_that_differs_voids_the_whole_gradient_of_its_cell(worl
 
     fault = world.faults.add("seal_batch", when=tamper)
     burst = await both_train(world)
-    await world.eventually(lambda: world.called("seal_batch"), seconds=90)
-    await world.eventually(lambda: [r for r in world.called("release_batch") if r.discard and r.cell == 1], seconds=90)
+    await world.eventually(lambda: world.called("seal_batch"), seconds=200)
+    await world.eventually(lambda: [r for r in world.called("release_batch") if r.discard and r.cell == 1], seconds=200)
     fault.times = 0
     await committed(world, burst)
     assert len(emissions(world)) > 12

@@ -10,7 +10,7 @@ from tests.workflows.world import FakeWorld, watching
 from workflows.messages import ids
 from workflows.messages.burst import BurstReport
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(400)
 
 
 async def failure_of(handle) -> str:

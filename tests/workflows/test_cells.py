@@ -11,7 +11,7 @@ from workflows.messages import ids
 from workflows.messages.errors import EngineUnavailable, Fenced, StillHeld, VersionMismatch
 from workflows.messages.transition import Direction, Resolution, TransitionResult
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(400)
 
 
 def ends(world: FakeWorld, direction: Direction, cell: int = 0) -> list[TransitionResult]:

@@ -12,7 +12,7 @@ from workflows.messages.errors import Fenced
 from workflows.messages.execution import EndReason, ExecutionClosed, Outcome
 from workflows.messages.transition import Resolution
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(400)
 
 
 async def cancelled(handle) -> None:

@@ -17,7 +17,7 @@ from workflows.messages.errors import EvaluatorFailure, Fenced, HarnessUnusable
 from workflows.messages.execution import EndReason, Outcome
 from workflows.messages.transition import Resolution
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(400)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 from tests.workflows.histories import broken_tasks, histories_of
 from tests.workflows.world import FakeWorld, watching
 
-pytestmark = [pytest.mark.timeout(400), pytest.mark.slow]
+pytestmark = [pytest.mark.timeout(900), pytest.mark.slow]
 
 ROOT = Path(__file__).parents[2]
 
@@ -28,7 +28,7 @@ async def start(address: str, seed: int) -> asyncio.subprocess.Process:
 
 
 async def test_no_workflow_depends_on_its_worker(temporal_address, client, tmp_path):
-    """Cases 52, 56: every task replays the whole history, on five workers with five hash seeds, killed in between."""
+    """Cases 52, 56: every task replays the whole history, on four workers with four hash seeds, killed in between."""
     worker = await start(temporal_address, 1)
     world = FakeWorld(client, f"run-{uuid4().hex[:8]}", tmp_path, (4, 4))
     try:
@@ -36,7 +36,7 @@ async def test_no_workflow_depends_on_its_worker(temporal_address, client, tmp_p
         async with watching(world) as seen:
             bursts = [await world.start_burst(name, carry_over=0.5) for name in ("first", "second")]
             waiting = asyncio.gather(*(burst.result() for burst in bursts))
-            for seed in range(2, 6):
+            for seed in range(2, 5):
                 done, _ = await asyncio.wait({waiting}, timeout=3)
                 worker.kill()
                 await worker.wait()

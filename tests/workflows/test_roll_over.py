@@ -53,13 +53,13 @@ async def nothing_broke(world: FakeWorld) -> None:
 async def test_the_scheduler_loses_no_report_and_answers_every_update(client, tmp_path):
     async with by_hand(client, tmp_path, (120, 120)) as world, watching(world) as seen:
         burst = await world.start_burst(groups_per_step=25, executions_per_group=8)
-        await world.eventually(lambda: len(world.launched) == 200, seconds=90)
+        await world.eventually(lambda: len(world.launched) == 200, seconds=200)
         asked = [asyncio.create_task(_ask(world)) for _ in range(5)]
         await world.close_all(world.launched, twice=True)
         await burst.result()
         asked += [asyncio.create_task(_ask(world)) for _ in range(5)]
         answers = await asyncio.gather(*asked)
-        assert answers == ["no step is blocked here"] * 10
+        assert answers == ["NothingBlocked: no step is blocked here"] * 10
         assert seen[-1] == (200, 200, 200)
         assert len(world.admitted) == 25
         assert await runs_of(world, ids.scheduler_id(world.run)) >= 4
@@ -69,11 +69,16 @@ async def test_the_scheduler_loses_no_report_and_answers_every_update(client, tm
 
 
 async def _ask(world: FakeWorld) -> str:
-    """An update that the workflow refuses, whatever run of it the question meets."""
-    try:
-        return await world.scheduler.execute_update("resolve_step", Resolution.RETRY)
-    except WorkflowUpdateFailedError as error:
-        return str(error.cause)
+    """An update that the workflow refuses, whatever run of it the question meets. The server gives one back unread
+    when the roll-over it met had to be tried again; then it is asked again, as a person would."""
+    for _ in range(100):
+        try:
+            return await world.scheduler.execute_update("resolve_step", Resolution.RETRY)
+        except WorkflowUpdateFailedError as error:
+            return str(error.cause)
+        except RPCError:
+            await asyncio.sleep(0.2)
+    return "no answer"
 
 
 async def test_a_blocked_step_is_resolved_across_a_roll_over(client, tmp_path):
@@ -82,10 +87,11 @@ async def test_a_blocked_step_is_resolved_across_a_roll_over(client, tmp_path):
         world.faults.add("admit_group", error=Fenced("broken"), when=lambda request: request.group == 0)
         burst = await world.start_burst(groups_per_step=20, executions_per_group=2)
         await world.eventually(lambda: len(world.launched) == 40)
-        await world.close_all(world.launched[:2])
+        first = [spec for spec in world.launched if spec.group == 0]
+        await world.close_all(first)
         while not await world.scheduler.query("blocked_steps"):
             await asyncio.sleep(0.1)
-        await world.close_all(world.launched[2:], twice=True)
+        await world.close_all([spec for spec in world.launched if spec.group], twice=True)
         await world.until(lambda state: state.accounts.finished == 40)
         evaluation = await world.start_burst("later", purpose="evaluate")
         assert await world.scheduler.query("blocked_steps") == ["admit_group: Fenced: broken"]
@@ -137,7 +143,7 @@ async def test_a_batch_and_its_burst_survive_roll_overs_and_a_lost_core(make_wor
     world.micro_steps, world.micro_step_seconds = 12, 0.2
     burst = await world.start_burst(groups_per_step=4, policy={"hold_seconds": 0, "supply_fraction": 0})
     batch = ids.batch_id(world.run, "first", 0)
-    await world.eventually(lambda: len(world.called("run_micro_step")) > 20, seconds=120)
+    await world.eventually(lambda: len(world.called("run_micro_step")) > 20, seconds=200)
     await world.boot(0)
     report = await burst.result()
     assert report.version == 1
@@ -149,12 +155,12 @@ async def test_a_batch_and_its_burst_survive_roll_overs_and_a_lost_core(make_wor
 async def test_payloads_stay_small_in_a_burst_of_realistic_size(client, tmp_path):
     """Case 58. 384 executions, 16 groups a step, errors of megabytes."""
     async with by_hand(client, tmp_path, (192, 192)) as world:
-        world.micro_steps = 8
+        world.micro_steps = 3
         huge = "x" * 5_000_000
         world.faults.add("admit_group", error=Fenced(huge))
         world.faults.add("join_batch", error=Fenced(huge))
         burst = await world.start_burst(groups_per_step=16, executions_per_group=12, steps=2)
-        await world.eventually(lambda: len(world.launched) == 384, seconds=120)
+        await world.eventually(lambda: len(world.launched) == 384, seconds=200)
         await world.close_all(world.launched)
         while not (blocked := await world.scheduler.query("blocked_steps")):
             await asyncio.sleep(0.1)

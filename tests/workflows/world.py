@@ -195,14 +195,17 @@ class FakeWorld:
     async def state(self) -> SchedulerState:
         return await self.scheduler.query("state", result_type=SchedulerState)
 
-    async def until(self, holds: Callable[[SchedulerState], Any], seconds: float = 120) -> SchedulerState:
+    async def until(self, holds: Callable[[SchedulerState], Any], seconds: float = 200) -> SchedulerState:
         """Wait until the Scheduler's books satisfy `holds`."""
         async with asyncio.timeout(seconds):
-            while not holds(state := await self.state()):
+            while True:
+                with contextlib.suppress(RPCError):  # no worker at the moment
+                    state = await self.state()
+                    if holds(state):
+                        return state
                 await asyncio.sleep(0.1)
-        return state
 
-    async def eventually(self, holds: Callable[[], Any], seconds: float = 120) -> None:
+    async def eventually(self, holds: Callable[[], Any], seconds: float = 200) -> None:
         async with asyncio.timeout(seconds):
             while not holds():
                 await asyncio.sleep(0.05)
