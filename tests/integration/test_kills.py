@@ -4,8 +4,10 @@ Real Temporal, workflows, proxy, harness, scoring and training; the engines are 
 cells fit a small machine.
 """
 
+import asyncio
 import os
 import signal
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -15,6 +17,7 @@ import pytest_asyncio
 from sqlalchemy import select
 
 from infra.audit import audit_run
+from infra.processes.tree import MARKER
 from infra.records.schema import executions
 from tests.integration.conftest import Run
 from tests.integration.scene import burst, paced_fleet
@@ -37,6 +40,22 @@ async def run(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Run]:
 
 def _children(pid: int, words: str) -> list[psutil.Process]:
     return [child for child in psutil.Process(pid).children(recursive=True) if words in " ".join(child.cmdline())]
+
+
+async def _harnesses(run: Run) -> list[psutil.Process]:
+    """Harness processes of this run, not their runners; they come and go, so look for a while."""
+    found: list[psutil.Process] = []
+    deadline = time.monotonic() + 30
+    while not found and time.monotonic() < deadline:
+        for process in psutil.process_iter():
+            try:
+                mine = process.environ().get(MARKER, "").startswith(str(run.stack.run_dir))
+                if mine and "workers.harness_host.runner" not in process.cmdline():
+                    found.append(process)
+            except psutil.Error:
+                continue
+        await asyncio.sleep(0.1)
+    return found
 
 
 async def _finish(run: Run, handle) -> None:
@@ -97,12 +116,7 @@ async def test_harness(run: Run) -> None:
     await run.rested()
     handle = await run.start(burst("kills", "harness"))
     await run.until(lambda state: state.launched - state.finished >= 8, "executions run")
-    victims = [
-        process
-        for process in psutil.process_iter(["cmdline", "environ"])
-        if "mini" in " ".join(process.info["cmdline"] or ())
-        and str(run.stack.run_dir) in str((process.info["environ"] or {}).get("GYRE_EXECUTION_DIR", ""))
-    ]
+    victims = await _harnesses(run)
     assert victims
     victims[0].send_signal(signal.SIGKILL)
     await _finish(run, handle)
