@@ -43,14 +43,14 @@ def _children(pid: int, words: str) -> list[psutil.Process]:
 
 
 async def _harnesses(run: Run) -> list[psutil.Process]:
-    """Harness processes of this run, not their runners; they come and go, so look for a while."""
+    """Harness processes of this run, not their runners or commands; they come and go, so look for a while."""
     found: list[psutil.Process] = []
     deadline = time.monotonic() + 30
     while not found and time.monotonic() < deadline:
         for process in psutil.process_iter():
             try:
                 mine = process.environ().get(MARKER, "").startswith(str(run.stack.run_dir))
-                if mine and "workers.harness_host.runner" not in process.cmdline():
+                if mine and any("mini-swe-agent" in part for part in process.cmdline()):
                     found.append(process)
             except psutil.Error:
                 continue
