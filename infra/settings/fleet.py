@@ -34,7 +34,7 @@ class Fleet(Message):
     object_store_url: str = Field(default="", description="empty: a folder in the run folder")
     temporal: str = Field(default="dev", pattern="^(dev|environment)$", description="or TEMPORAL_* variables")
     harness_slots: int = Field(default=16, ge=1, description="harness processes at once")
-    task_sets: dict[str, str] = {}
+    task_sets: dict[str, str] = {"demo": "var/demo/tasks"}
     training_threads: int = Field(default=1, ge=1)
     weights_folder: str = Field(default="/dev/shm", description="memory-backed storage for published weights")
     kv_handoff: bool = True

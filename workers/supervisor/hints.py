@@ -13,7 +13,16 @@ def next_steps(manifest: RunManifest, *, burst: str = "first") -> list[tuple[str
     temporal, where = _temporal(), _address(manifest)
     scheduler, cell = scheduler_id(manifest.run), cell_workflow_id(manifest.run, len(manifest.fleet.cells) - 1)
     gyre = _launcher(manifest)
+    missing = [
+        (
+            "make the demo's tasks, which the example burst names",
+            f"{_python(manifest)} -m infra.demo.tasks --out {folder}",
+        )
+        for name, folder in manifest.fleet.task_sets.items()
+        if name == "demo" and not (Path(manifest.root) / folder).exists()
+    ]
     return [
+        *missing,
         ("write a burst file", f"{gyre} burst example --run {manifest.run} --name {burst} > burst.json"),
         (
             "start it",
@@ -49,6 +58,10 @@ def _address(manifest: RunManifest) -> str:
 
 def _launcher(manifest: RunManifest) -> str:
     return "gyre" if shutil.which("gyre") else str(_relative(Path(manifest.root) / ".venv" / "bin" / "gyre"))
+
+
+def _python(manifest: RunManifest) -> Path:
+    return _relative(Path(manifest.root) / ".venv" / "bin" / "python")
 
 
 def _relative(path: Path) -> Path:
