@@ -109,25 +109,25 @@ class Cell(Parking):
             await self._wait()
             if self.new_boot is not None:
                 await self._boot()
+            elif self._rolls():
+                workflow.continue_as_new(self._carry())  # before the next move: a backlog must not put it off
             elif self.waiting:
                 await self._take(self.waiting.pop(0))
-            elif self.unreported is not None and not workflow.info().is_continue_as_new_suggested():
+            elif self.unreported is not None:
                 await self._tell(self.unreported)
-            elif workflow.all_handlers_finished():
-                workflow.continue_as_new(self._carry())
-            else:
-                await workflow.wait_condition(workflow.all_handlers_finished)
 
     async def _wait(self) -> None:
         """Until there is something to do, or it is time to try again to tell the Scheduler."""
-        rolls = workflow.info().is_continue_as_new_suggested
         retry = REPORT_SECONDS if self.unreported is not None else None
         with contextlib.suppress(TimeoutError):
             await workflow.wait_condition(
-                lambda: bool(self.waiting) or self.new_boot is not None or rolls(),
+                lambda: bool(self.waiting) or self.new_boot is not None or self._rolls(),
                 timeout=retry,
                 timeout_summary="report again",
             )
+
+    def _rolls(self) -> bool:
+        return workflow.info().is_continue_as_new_suggested() and workflow.all_handlers_finished()
 
     async def _boot(self) -> None:
         self.boot, self.new_boot = self.new_boot, None
@@ -139,7 +139,8 @@ class Cell(Parking):
         await self._change(Direction.BOOT, "", {}, handoff=False)
 
     async def _take(self, move: MoveCell) -> None:
-        self.weights = move.weights
+        if move.weights.version > self.weights.version:  # two signals may overtake each other; versions only rise
+            self.weights = move.weights
         if move.direction is Direction.PUBLISH:
             if self.role is not CellRole.ROLLOUT:
                 return  # a boot, a return or a resumption will load the newest weights anyway

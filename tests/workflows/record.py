@@ -144,15 +144,19 @@ async def record(client: Client) -> list[tuple[str, WorkflowHistory]]:
 
 
 def pick(found: list[tuple[str, WorkflowHistory]]) -> dict[str, str]:
-    """File name -> JSON, the shortest history of each wanted kind."""
+    """File name -> JSON: for each wanted kind the shortest history that is not taken yet, the rarest kinds first."""
+    fitting = {
+        name: [history for type_, history in found if type_ == kind and all(has(history, event) for event in events)]
+        for name, (kind, events) in WANTED.items()
+    }
     picked: dict[str, str] = {}
-    for name, (kind, events) in WANTED.items():
-        fitting = [
-            history for type_, history in found if type_ == kind and all(has(history, event) for event in events)
-        ]
-        if not fitting:
+    taken: list[WorkflowHistory] = []
+    for name in sorted(fitting, key=lambda name: len(fitting[name])):
+        free = [history for history in fitting[name] if history not in taken]
+        if not free:
             raise RuntimeError(f"no history for {name}")
-        shortest = min(fitting, key=lambda history: len(history.events))
+        shortest = min(free, key=lambda history: len(history.events))
+        taken.append(shortest)
         text = shortest.to_json().replace(str(ROOT), ".").replace(str(Path.home()), "~")
         if len(text) > LIMIT_BYTES:
             raise RuntimeError(f"{name} has {len(text)} bytes")
