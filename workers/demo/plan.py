@@ -58,7 +58,7 @@ class DemoPlan:
             steps=1,
             sampling=Sampling(temperature=temperature, max_call_tokens=96),
             harness=HarnessChoice(name="mini-swe-agent", client="thin"),
-            limits=Limits(wall_seconds=120),
+            limits=Limits(wall_seconds=60),
         )
 
     def campaign(self) -> CampaignSpec:
@@ -74,7 +74,7 @@ class DemoPlan:
             steps=self.steps,
             sampling=Sampling(temperature=1.0, max_call_tokens=96),
             harness=HarnessChoice(name="mini-swe-agent", client="thin"),
-            limits=Limits(wall_seconds=120),
+            limits=Limits(wall_seconds=60),
             policy=PolicySettings(supply_fraction=0.25, hold_seconds=0.5, in_flight_depth=2),
             training=Training(learning_rate=self.learning_rate, token_budget=512),
         )
