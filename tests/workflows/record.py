@@ -34,6 +34,8 @@ UPDATED = EventType.EVENT_TYPE_WORKFLOW_EXECUTION_UPDATE_COMPLETED
 STEP_FAILED = EventType.EVENT_TYPE_ACTIVITY_TASK_FAILED
 CHILD_STARTED = EventType.EVENT_TYPE_CHILD_WORKFLOW_EXECUTION_STARTED
 
+CUT_OFF = EventType.EVENT_TYPE_ACTIVITY_TASK_CANCEL_REQUESTED
+
 WANTED: dict[str, tuple[str, tuple["EventType.ValueType", ...]]] = {
     "scheduler-roll-over": ("Scheduler", (ROLLED,)),
     "scheduler-update": ("Scheduler", (UPDATED, STEP_FAILED)),
@@ -46,7 +48,7 @@ WANTED: dict[str, tuple[str, tuple["EventType.ValueType", ...]]] = {
     "burst-failed": ("Burst", (FAILED,)),
     "campaign": ("Campaign", (COMPLETED, CHILD_STARTED)),
     "execution": ("AgentExecution", (COMPLETED,)),
-    "execution-cancelled": ("AgentExecution", (COMPLETED, EventType.EVENT_TYPE_ACTIVITY_TASK_CANCEL_REQUESTED)),
+    "execution-cancelled": ("AgentExecution", (COMPLETED, CUT_OFF)),
     "execution-update": ("AgentExecution", (COMPLETED, UPDATED, STEP_FAILED)),
     "batch": ("TrainingBatch", (COMPLETED,)),
     "batch-roll-over": ("TrainingBatch", (ROLLED,)),
@@ -143,10 +145,16 @@ async def record(client: Client) -> list[tuple[str, WorkflowHistory]]:
     return found
 
 
+def fits(history: WorkflowHistory, events: "tuple[EventType.ValueType, ...]") -> bool:
+    return all(has(history, event) for event in events) and has(history, CUT_OFF) <= (
+        CUT_OFF in events or len(events) > 1
+    )
+
+
 def pick(found: list[tuple[str, WorkflowHistory]]) -> dict[str, str]:
     """File name -> JSON: for each wanted kind the shortest history that is not taken yet, the rarest kinds first."""
     fitting = {
-        name: [history for type_, history in found if type_ == kind and all(has(history, event) for event in events)]
+        name: [history for type_, history in found if type_ == kind and fits(history, events)]
         for name, (kind, events) in WANTED.items()
     }
     picked: dict[str, str] = {}

@@ -32,7 +32,7 @@ def replayer() -> Replayer:
 
 
 def test_every_workflow_has_histories():
-    assert [path.stem for path in HISTORIES] == sorted(WANTED)
+    assert sorted(path.stem for path in HISTORIES) == sorted(WANTED)
     for path in HISTORIES:
         assert all(has(load(path), event) for event in WANTED[path.stem][1])
 
