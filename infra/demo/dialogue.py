@@ -15,7 +15,7 @@ SUBMIT = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 STEP_LIMIT = 24
 OUTPUT_CHARACTERS = 400
 """Kept of a command's output."""
-COMMAND_SECONDS = 30.0
+COMMAND_SECONDS = 10.0
 COMMAND_ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "LC_ALL": "C.UTF-8"}
 """What a command may rely on, with the harness and in demonstrations: `*` and `sort` order bytes."""
 ACTION = re.compile(r"^\$ (.*)", re.DOTALL)
