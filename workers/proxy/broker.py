@@ -145,7 +145,7 @@ class Broker:
         error: CallError | None = None
         try:
             finish = await self._dispatcher.answer(call)
-            call.show(call.text.finish())
+            call.close_text()
             await self._record(execution, call, finish)
             return
         except EngineUnavailable as problem:

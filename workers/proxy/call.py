@@ -6,10 +6,11 @@ again while it runs, or before anyone has received its answer, hears the same an
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from harness_adapters.protocol import CallRole
 from workers.proxy.continuation import Continuation
 from workers.proxy.history import Prompt
 from workers.proxy.text import AnswerText
@@ -17,8 +18,24 @@ from workflows.messages.burst import Sampling
 
 
 @dataclass(frozen=True)
+class Grammar:
+    """Constrained output: `kind` is an engine's sampling field (json_schema, regex, ebnf), `text` its value.
+
+    An engine's progress in a grammar cannot be carried to another one.
+    """
+
+    kind: str
+    text: str
+
+
+@dataclass(frozen=True)
 class ModelRequest:
-    """A request, whatever its dialect. `asked_tokens`: output budget the harness wants, None if it did not say."""
+    """A request, whatever its dialect.
+
+    `messages`: chat messages as `infra.tokenizer.canonical` takes them; `tools`: function schemas as a chat template
+    takes them; `asked_tokens`: output budget the harness wants, None if it did not say; `least_tokens`: no end of turn
+    before that many; `grammar`: what the answer must match; `role`: what the call is for.
+    """
 
     dialect: str
     model: str
@@ -29,6 +46,10 @@ class ModelRequest:
     include_usage: bool
     requested: dict[str, Any]
     sha256: str
+    tools: list[Mapping[str, Any]] | None = None
+    least_tokens: int = 0
+    grammar: Grammar | None = None
+    role: CallRole = CallRole.MAIN
 
 
 @dataclass(frozen=True)
@@ -69,6 +90,26 @@ class LiveCall:
     @property
     def over(self) -> bool:
         return self.finish is not None or self.error is not None
+
+    @property
+    def stopped(self) -> bool:
+        """A stop string has ended the answer."""
+        return self.text.stopped
+
+    @property
+    def has_shown(self) -> bool:
+        """Whether a listener may have heard any of the answer."""
+        return bool(self.deltas)
+
+    def push(self, ids: Sequence[int]) -> int:
+        """Take in sampled ids and show what they complete; how many belong to the answer (fewer at a stop string)."""
+        shown, used = self.text.push(ids)
+        self.show(shown)
+        return used
+
+    def close_text(self) -> None:
+        """Show what was held back: no more ids will come."""
+        self.show(self.text.finish())
 
     def show(self, text: str) -> None:
         if text:

@@ -144,15 +144,15 @@ class Dispatcher:
             while True:
                 chunk = await watch.next(stream)
                 if chunk is None:
-                    return "stop" if call.text.stopped else "abort"
+                    return "stop" if call.stopped else "abort"
                 segment.stopped = chunk.finish is not None
                 cached[0] = chunk.cached_tokens
-                if call.text.stopped:  # only waiting for the engine to let go
+                if call.stopped:  # only waiting for the engine to let go
                     if segment.stopped:
                         return "stop"
                     continue
                 self._take(call, chunk, start)
-                if call.text.stopped:
+                if call.stopped:
                     if segment.stopped:
                         return "stop"
                     segment.cut.set()
@@ -162,7 +162,7 @@ class Dispatcher:
                 elif chunk.finish is not None:
                     return chunk.finish
         except EngineUnavailable:
-            if call.text.stopped:
+            if call.stopped:
                 return "stop"
             raise
         finally:
@@ -173,11 +173,9 @@ class Dispatcher:
     def _take(self, call: LiveCall, chunk: GenerateChunk, start: int) -> None:
         piece = Piece(chunk.ids, chunk.logprobs, (_version(chunk.weight_version),) * len(chunk.ids))
         check_piece(piece, call.so_far.remaining, self.vocabulary)
-        shown, used = call.text.push(piece.ids)
-        call.so_far.accept(piece, only=used)
+        call.so_far.accept(piece, only=call.push(piece.ids))
         if chunk.spans is not None:
             call.so_far.restamp(start, [_version(s.version) for s in chunk.spans for _ in range(s.end - s.start)])
-        call.show(shown)
 
     def _request(self, call: LiveCall, segment: Segment) -> GenerateRequest:
         sampling = call.sampling
