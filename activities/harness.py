@@ -101,6 +101,7 @@ class HarnessActivities:
                 seed=spec.seed,
                 sampling=spec.sampling,
                 call_limit=spec.limits.model_calls,
+                harness=spec.harness.name,
             )
         )
 

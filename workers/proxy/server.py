@@ -129,6 +129,7 @@ def _restore(database: Engine, run: str, table: RouteTable, executions: Executio
                     seed=row.seed,
                     sampling=Sampling.model_validate(row.sampling),
                     call_limit=row.call_limit,
+                    harness=row.harness,
                 )
             )
         known = {execution.name for execution in executions.all()}

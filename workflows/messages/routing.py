@@ -102,6 +102,7 @@ class RegisterExecution(Message):
     seed: int
     sampling: Sampling
     call_limit: int
+    harness: str = Field(default="command", description="whose adapter tells the roles of its calls apart")
 
 
 class EngineState(Message):
