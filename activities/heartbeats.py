@@ -1,14 +1,18 @@
-"""Heartbeats of long activities: often enough for their time-out, and what a cancellation means.
+"""Heartbeats of activities: often enough for their time-out, and what a cancellation means.
 
-Cancel, pause and reset reach an activity only through its heartbeats.
+Every activity beats while its worker lives (`HeartbeatInterceptor`), so a task that was handed to a worker and lost on
+the way, or whose worker died, is given out again after the heartbeat time-out and not after the much longer limit of
+the step. Cancel, pause and reset reach an activity only through its heartbeats.
 """
 
 import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 from temporalio import activity
+from temporalio.worker import ActivityInboundInterceptor, ExecuteActivityInput, Interceptor
 
 _LOOK_SECONDS = 0.5
 
@@ -52,3 +56,18 @@ async def beating() -> AsyncIterator[None]:
         yield
     finally:
         task.cancel()
+
+
+class HeartbeatInterceptor(Interceptor):
+    """Give it to every Worker that hosts activities."""
+
+    def intercept_activity(self, next: ActivityInboundInterceptor) -> ActivityInboundInterceptor:
+        return _Beating(next)
+
+
+class _Beating(ActivityInboundInterceptor):
+    async def execute_activity(self, input: ExecuteActivityInput) -> Any:
+        if activity.info().heartbeat_timeout is None:
+            return await self.next.execute_activity(input)
+        async with beating():
+            return await self.next.execute_activity(input)

@@ -4,8 +4,16 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from temporalio import activity
+from temporalio.worker import Interceptor
 
+from activities.heartbeats import HeartbeatInterceptor
+from infra.temporal.failures import FailureInterceptor
 from workflows.steps import Queue, steps_of
+
+
+def interceptors() -> list[Interceptor]:
+    """What stands around every activity of every worker."""
+    return [FailureInterceptor(), HeartbeatInterceptor()]
 
 
 def activities_of(queue: Queue, *hosts: object) -> list[Callable[..., Any]]:

@@ -30,14 +30,17 @@ class Queue(StrEnum):
 
 @dataclass(frozen=True)
 class Step(Generic[Argument, Result]):
-    """One activity. Seconds everywhere; `attempts` 0 means unlimited (back-off capped at 60 s)."""
+    """One activity. Seconds everywhere; `attempts` 0 means unlimited (back-off capped at 60 s).
+
+    `heartbeat`: a worker that says nothing for that long has lost the step, and it is given out again.
+    """
 
     name: str
     argument: type[Argument]
     result: type[Result]
     queue: Queue
     start_to_close: float
-    heartbeat: float | None = None
+    heartbeat: float = 15.0
     schedule_to_start: float | None = None
     attempts: int = 0
     first_back_off: float = 0.5
@@ -77,12 +80,8 @@ ANNOUNCE_HANDOFF = Step("announce_handoff", routing.HandoffDone, _NONE, Queue.CO
 PREPARE_WORKSPACE = Step(
     "prepare_workspace", execution.ExecutionSpec, execution.PreparedWorkspace, Queue.HARNESS, 120, attempts=10
 )
-RUN_HARNESS = Step(
-    "run_harness", execution.ExecutionSpec, execution.HarnessRun, Queue.WATCH, 7 * 24 * 3600, heartbeat=20
-)
-EVALUATE_WORKSPACE = Step(
-    "evaluate_workspace", execution.ExecutionSpec, execution.Evaluation, Queue.HARNESS, 3600, heartbeat=20
-)
+RUN_HARNESS = Step("run_harness", execution.ExecutionSpec, execution.HarnessRun, Queue.WATCH, 7 * 24 * 3600)
+EVALUATE_WORKSPACE = Step("evaluate_workspace", execution.ExecutionSpec, execution.Evaluation, Queue.HARNESS, 3600)
 PROCESS_EXECUTION = Step("process_execution", execution.ExecutionSpec, execution.ProcessedExecution, Queue.HARNESS, 600)
 FINISH_EXECUTION = Step("finish_execution", execution.FinishExecution, _NONE, Queue.HARNESS, 120)
 

@@ -8,7 +8,7 @@ from typing import Any
 from temporalio.client import Client
 from temporalio.worker import Worker
 
-from infra.temporal.failures import FailureInterceptor
+from workers.registration import interceptors
 from workflows.messages import ids
 
 DRAIN_SECONDS = 40.0
@@ -42,7 +42,7 @@ class BatchStream:
                 self._client,
                 task_queue=ids.stream_queue(batch),
                 activities=[self._activity],
-                interceptors=[FailureInterceptor()],
+                interceptors=interceptors(),
                 max_concurrent_activities=depth,
                 graceful_shutdown_timeout=timedelta(seconds=DRAIN_SECONDS),
             )

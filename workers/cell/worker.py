@@ -31,12 +31,11 @@ from infra.records.database import open_database
 from infra.routing.client import RoutingClient
 from infra.settings.run import RunManifest, Secrets, load_run
 from infra.temporal.client import connect
-from infra.temporal.failures import FailureInterceptor
 from infra.weights.architecture import Architecture
 from workers.cell.engine import engine_server
 from workers.cell.proof import PacedProof, SglangProof
 from workers.cell.stream import BatchStream
-from workers.registration import activities_of
+from workers.registration import activities_of, interceptors
 from workflows.messages import ids
 from workflows.messages.errors import GyreError
 from workflows.messages.fleet import CellSpec, CellWorkerUp
@@ -165,7 +164,7 @@ async def _steps(cell: Cell, client: Client) -> AsyncIterator[None]:
         client,
         task_queue=ids.cell_queue(cell.run, cell.index, cell.boot_epoch),
         activities=activities_of(Queue.CELL, *hosts),
-        interceptors=[FailureInterceptor()],
+        interceptors=interceptors(),
         max_concurrent_activities=8,
         graceful_shutdown_timeout=timedelta(seconds=2),
     )

@@ -24,9 +24,9 @@ from infra.records.database import open_database
 from infra.records.executions import ExecutionRecords
 from infra.routing import RoutingClient
 from infra.settings.run import RunManifest, Secrets, load_run
-from infra.temporal import FailureInterceptor, connect
+from infra.temporal import connect
 from workers.harness_host.orphans import OrphanSweep
-from workers.registration import activities_of
+from workers.registration import activities_of, interceptors
 from workflows.messages import ids
 from workflows.steps import Queue
 
@@ -81,7 +81,7 @@ async def both_workers(
         task_queue=ids.harness_queue(manifest.run),
         activities=activities_of(Queue.HARNESS, harness, evaluation, processing),
         max_concurrent_activities=SHORT_STEPS,
-        interceptors=[FailureInterceptor()],
+        interceptors=interceptors(),
         graceful_shutdown_timeout=timedelta(seconds=2),
     )
     watch = Worker(
@@ -89,7 +89,7 @@ async def both_workers(
         task_queue=ids.watch_queue(manifest.run),
         activities=activities_of(Queue.WATCH, harness),
         max_concurrent_activities=manifest.fleet.harness_slots,
-        interceptors=[FailureInterceptor()],
+        interceptors=interceptors(),
         graceful_shutdown_timeout=timedelta(seconds=0),
     )
     async with short, watch:
