@@ -122,6 +122,8 @@ class Accounts:
             sampling=spec.sampling,
             harness=spec.harness,
             limits=spec.limits,
+            no_artifact=spec.no_artifact,
+            selection=spec.training.selection,
         )
 
     @property

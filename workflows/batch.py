@@ -161,6 +161,7 @@ class TrainingBatch(Participants):
                     group=group.group,
                     first_index=len(self.stream.micro_steps),
                     token_budget=self.spec.spec.training.token_budget,
+                    layout=self.spec.spec.training.layout,
                     temperature=self.spec.spec.sampling.temperature,
                 )
                 packed = await self.parked_call(

@@ -111,13 +111,17 @@ def assemble(request: PackGroup, group_id: str, index: int, paths: Sequence[Weig
         index=index,
         group=group_id,
         temperature=request.temperature,
-        paths=tuple(_header(path, int(start)) for path, start in zip(paths, offsets[:-1], strict=True)),
+        paths=tuple(
+            _header(path, segment, int(start))
+            for segment, (path, start) in enumerate(zip(paths, offsets[:-1], strict=True))
+        ),
     )
     return PackedMicroStep(
         header=header,
         ids=np.concatenate([path.path.ids for path in paths]),
         positions=np.concatenate([np.arange(length, dtype=np.int32) for length in lengths]),
-        path_offsets=offsets.astype(np.int32),
+        segment_offsets=offsets.astype(np.int32),
+        segment_parents=np.full(len(paths), -1, np.int32),
         targets=targets,
         weights=np.where(targets, weight, np.float32(0)),
         behaviour_logprobs=np.concatenate([path.path.logprobs for path in paths]),
@@ -125,7 +129,7 @@ def assemble(request: PackGroup, group_id: str, index: int, paths: Sequence[Weig
     )
 
 
-def _header(path: WeightedPath, start: int) -> PackedPath:
+def _header(path: WeightedPath, segment: int, start: int) -> PackedPath:
     spans = tuple(
         TargetSpan(call=span.call, offset=span.offset, start=span.start + start, end=span.end + start)
         for span in path.path.header.spans
@@ -133,6 +137,8 @@ def _header(path: WeightedPath, start: int) -> PackedPath:
     return PackedPath(
         execution=path.path.execution,
         leaf=path.path.header.leaf,
+        role=path.path.header.role,
+        segment=segment,
         advantage=path.advantage,
         target_total=path.target_total,
         spans=spans,

@@ -1,6 +1,7 @@
 """Micro-step payloads, read from the raw safetensors bytes (the format is described in `infra.micro_steps`).
 
-Nothing is validated here that the audit itself wants to find.
+Nothing is validated here that the audit itself wants to find. A path is read as the places that lead to its end, root
+first, whatever the layout: segments of its own, or those it shares with others.
 """
 
 import json
@@ -10,7 +11,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load
 
-_ARRAYS = ("ids", "positions", "path_offsets", "targets", "weights", "behaviour_logprobs", "versions")
+_PLACES = ("ids", "positions", "targets", "weights", "behaviour_logprobs", "versions")
 
 
 @dataclass(frozen=True)
@@ -23,13 +24,12 @@ class Span:
     end: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Path:
-    """Places [start, end) of the payload: one path of `execution`."""
+    """One path of `execution`; `places` int64 [n]: from its root to its end. `spans`: the targets it trains."""
 
     execution: str
-    start: int
-    end: int
+    places: np.ndarray
     spans: tuple[Span, ...]
 
 
@@ -55,19 +55,29 @@ def read_payload(blob: bytes) -> Payload:
         arrays = load(blob)
         size = int.from_bytes(blob[:8], "little")
         header = json.loads(json.loads(blob[8 : 8 + size])["__metadata__"]["header"])
-        edges = [int(edge) for edge in arrays["path_offsets"]]
+        places = {name: arrays[name] for name in _PLACES}
+        edges, parents = arrays["segment_offsets"].tolist(), arrays["segment_parents"].tolist()
+        if {len(array) for array in places.values()} != {len(places["ids"])} or edges[-1:] != [len(places["ids"])]:
+            raise ValueError("arrays differ in length")
         paths = tuple(
             Path(
                 execution=path["execution"],
-                start=start,
-                end=end,
+                places=_to_the_end_of(path["segment"], edges, parents),
                 spans=tuple(Span(s["call"], s["offset"], s["start"], s["end"]) for s in path["spans"]),
             )
-            for path, start, end in zip(header["paths"], edges[:-1], edges[1:], strict=True)
+            for path in header["paths"]
         )
-        places = {name: arrays[name] for name in _ARRAYS if name != "path_offsets"}
-        if {len(array) for array in places.values()} != {len(places["ids"])} or edges[-1:] != [len(places["ids"])]:
-            raise ValueError("arrays differ in length")
         return Payload(header["batch"], header["index"], header["group"], paths, **places)
-    except (SafetensorError, KeyError, TypeError, ValueError) as error:
+    except (SafetensorError, KeyError, IndexError, TypeError, ValueError) as error:
         raise ValueError(f"{type(error).__name__} {error}") from error
+
+
+def _to_the_end_of(segment: int, edges: list[int], parents: list[int]) -> np.ndarray:
+    """Places of the segment and of all it continues, root first."""
+    pieces: list[np.ndarray] = []
+    while segment >= 0:
+        pieces.append(np.arange(edges[segment], edges[segment + 1]))
+        if parents[segment] >= segment:
+            raise ValueError(f"segment {segment} continues segment {parents[segment]}")
+        segment = parents[segment]
+    return np.concatenate(pieces[::-1])

@@ -79,8 +79,7 @@ class TargetAudit:
         self._findings.expect(told == found, "payload-mislabelled", subject, f"record {told}, payload {found}")
         owners = np.zeros(len(payload.ids), dtype=np.int64)
         for path in payload.paths:
-            for span in path.spans:
-                owners[max(span.start, path.start) : min(span.end, path.end)] += 1
+            owners += _trained(payload, path)
         differing = int((owners != payload.targets).sum())
         self._findings.expect(differing == 0, "target-mask-differs", subject, f"{differing} places")
 
@@ -93,9 +92,10 @@ class TargetAudit:
         seen: dict[str, set[bytes]],
     ) -> int:
         findings, subject = self._findings, f"{path.execution} in {batch.batch} micro-step {payload.index}"
-        places = slice(path.start, path.end)
+        places = path.places
         mask = payload.targets[places].astype(bool)
-        counting = (payload.positions[places] == np.arange(path.end - path.start)).all()
+        own = _trained(payload, path)[places] > 0
+        counting = (payload.positions[places] == np.arange(len(places))).all()
         findings.expect(bool(counting), "positions-differ", subject, "rotary positions")
         group = self._groups.get(payload.group)
         if group is None or path.execution not in group.advantages:
@@ -103,16 +103,16 @@ class TargetAudit:
             findings.expect(not mask.any(), "invalid-execution-trained", subject, detail)
         else:
             right = group.advantages[path.execution] / max(group.target_tokens[path.execution], 1)
-            expected = np.where(mask, right, 0.0)
-            close = np.isclose(payload.weights[places], expected, rtol=1e-4, atol=1e-9).all()
-            findings.expect(bool(close), "weight-differs", subject, f"expected {right:.6g} at targets, 0 elsewhere")
+            close = np.isclose(payload.weights[places], np.where(own, right, 0.0), rtol=1e-4, atol=1e-9)
+            right_weights = bool((close | (mask & ~own)).all())  # a target of another path is judged with that one
+            findings.expect(right_weights, "weight-differs", subject, f"expected {right:.6g} at targets, 0 elsewhere")
         if path.execution not in histories:
             histories[path.execution] = load_history(self._engine, path.execution)
         for span in path.spans:
             self._check_span(batch, payload, path, span, histories[path.execution], subject)
         if path.execution not in seen:
             seen[path.execution] = self._trained_before(path.execution)
-        digests = target_digests(payload.ids[places], mask)
+        digests = target_digests(payload.ids[places], own)
         twice = len(digests) - len(set(digests)) + len(seen[path.execution].intersection(digests))
         if twice:
             findings.add("target-trained-twice", subject, f"{twice} tokens", times=twice)
@@ -128,9 +128,10 @@ class TargetAudit:
             self._findings.add("target-unknown-call", subject, f"{span}")
             return
         full = history.full_ids(span.call)
-        upto = span.end - path.start
-        placed = span.start - path.start == call.prompt_tokens + span.offset
-        same = placed and full is not None and np.array_equal(payload.ids[path.start : span.end], full[:upto])
+        depth = call.prompt_tokens + span.offset
+        placed = np.array_equal(path.places[depth : depth + count], np.arange(span.start, span.end))
+        led = payload.ids[path.places[: depth + count]]
+        same = placed and full is not None and np.array_equal(led, full[: depth + count])
         self._findings.expect(same, "target-ids-differ", subject, f"{span}")
         outputs, places = slice(span.offset, span.offset + count), slice(span.start, span.end)
         equal = np.array_equal(payload.behaviour_logprobs[places], call.logprobs[outputs])
@@ -158,9 +159,20 @@ class TargetAudit:
                     continue
                 for path in payload.paths:
                     if path.execution == execution:
-                        places = slice(path.start, path.end)
-                        digests.update(target_digests(payload.ids[places], payload.targets[places]))
+                        own = _trained(payload, path)[path.places] > 0
+                        digests.update(target_digests(payload.ids[path.places], own))
         return digests
+
+
+def _trained(payload: Payload, path: Path) -> np.ndarray:
+    """int64 [s]: how often the path's spans name each of its places."""
+    named = np.zeros(len(payload.ids), dtype=np.int64)
+    for span in path.spans:
+        named[max(span.start, 0) : max(span.end, 0)] += 1
+    off_path = np.ones(len(named), dtype=bool)
+    off_path[path.places] = False
+    named[off_path] = 0
+    return named
 
 
 def target_digests(ids: np.ndarray, mask: np.ndarray) -> list[bytes]:

@@ -21,7 +21,7 @@ def test_a_micro_step_survives_the_blob() -> None:
         if field.name != "header":
             assert np.array_equal(getattr(back, field.name), getattr(step, field.name))
             assert getattr(back, field.name).dtype == getattr(step, field.name).dtype
-    assert (back.tokens, back.target_tokens, back.path_spans()) == (15, 8, ((0, 10), (10, 15)))
+    assert (back.tokens, back.target_tokens, back.segment_spans()) == (15, 8, ((0, 10), (10, 15)))
 
 
 def test_the_same_micro_step_is_the_same_blob() -> None:
@@ -57,8 +57,8 @@ def with_spans(*spans: tuple[int, int]) -> Callable[[PackedMicroStep], PackedMic
     [
         (spoil("ids", 3, -1), "ids"),
         (spoil("positions", 10, 10), "positions"),
-        (spoil("path_offsets", 1, 0), "path_offsets"),
-        (spoil("path_offsets", 2, 14), "path_offsets"),
+        (spoil("segment_offsets", 1, 0), "segment_offsets"),
+        (spoil("segment_offsets", 2, 14), "segment_offsets"),
         (spoil("targets", 0, True), "targets"),
         (spoil("targets", 3, True), "versions"),
         (spoil("weights", 5, 0.3), "weights"),

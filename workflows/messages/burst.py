@@ -6,7 +6,7 @@ Units are in the names; an unknown or wrong field is named in the error.
 from enum import StrEnum
 from typing import Annotated, Literal
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from workflows.messages.base import Message
 
@@ -24,7 +24,15 @@ class Sampling(Message):
     temperature: float = Field(default=1.0, ge=0, le=2)
     top_p: float = Field(default=1.0, gt=0, le=1)
     top_k: int = Field(default=-1, ge=-1, description="-1: no limit")
+    presence_penalty: float = Field(default=0.0, ge=-2, le=2)
+    frequency_penalty: float = Field(default=0.0, ge=-2, le=2)
+    repetition_penalty: float = Field(default=1.0, gt=0, le=2)
     max_call_tokens: int = Field(default=256, gt=0, description="output budget of one call; a smaller request wins")
+
+    @property
+    def penalises(self) -> bool:
+        """Whether what was said changes what may be said."""
+        return (self.presence_penalty, self.frequency_penalty, self.repetition_penalty) != (0, 0, 1)
 
 
 class HarnessChoice(Message):
@@ -58,6 +66,28 @@ class PolicySettings(Message):
     in_flight_depth: int = Field(default=2, ge=1, description="micro-steps emitted ahead per training cell")
 
 
+Role = Literal["main", "sub-agent", "main-summary", "sub-agent-summary"]
+"""Roles of calls that may be trained."""
+
+
+class Selection(Message):
+    """Which paths of an execution's tree are trained."""
+
+    role_priority: tuple[Role, ...] = Field(
+        default=("main", "sub-agent", "main-summary", "sub-agent-summary"),
+        min_length=1,
+        description="highest class first; a role left out is recorded, never trained",
+    )
+    most_paths: int | None = Field(default=5, ge=1, description="J_max: paths of one execution; null: all of them")
+
+    @field_validator("role_priority")
+    @classmethod
+    def _each_once(cls, roles: tuple[Role, ...]) -> tuple[Role, ...]:
+        if len(set(roles)) != len(roles):
+            raise ValueError("names a role twice")
+        return roles
+
+
 class Training(Message):
     """One optimizer step."""
 
@@ -70,6 +100,8 @@ class Training(Message):
     truncate_ratio: float | None = Field(default=None, gt=0)
     max_grad_norm: float = Field(default=1.0, gt=0)
     token_budget: int = Field(default=2048, gt=0, description="tokens of one micro-step")
+    layout: Literal["flat", "tree"] = Field(default="flat", description="tree: what paths share is computed once")
+    selection: Selection = Selection()
     max_staleness: int | None = Field(default=None, ge=0, description="versions; older executions are left out")
     refill: bool = Field(default=False, description="no-signal groups do not take a place in the batch")
 
@@ -97,6 +129,9 @@ class BurstSpec(Message):
     limits: Limits = Limits()
     policy: PolicySettings = PolicySettings()
     training: Training = Training()
+    no_artifact: Literal["exclude", "zero"] = Field(
+        default="exclude", description="an execution in which nothing ever ran: left out, or scored 0"
+    )
     publish: Literal["recompute"] = "recompute"
     on_cancel: Literal["finish_batch", "abandon_batch"] = "abandon_batch"
 
@@ -106,6 +141,11 @@ class BurstSpec(Message):
             raise ValueError("groups_per_step: an evaluation needs at least 1 task")
         if self.purpose is Purpose.TRAIN and (self.sampling.top_p != 1 or self.sampling.top_k != -1):
             raise ValueError("sampling.top_p, sampling.top_k: training needs the whole distribution (1 and -1)")
+        if self.purpose is Purpose.TRAIN and self.sampling.penalises:
+            raise ValueError(
+                "sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty: training needs the "
+                "log-probs of the distribution sampled from, and engines report them without penalties"
+            )
         if self.purpose is Purpose.TRAIN and self.sampling.temperature == 0:
             raise ValueError("sampling.temperature: training needs a temperature above 0")
         return self
@@ -119,6 +159,9 @@ class BurstSpec(Message):
         return round((carry + self.steps) * self.groups_per_step)
 
 
+_CAMPAIGN_NAME = 36
+
+
 class CampaignSpec(Message):
     """Burst after burst with the same settings; each one's name is derived from the campaign's."""
 
@@ -129,6 +172,8 @@ class CampaignSpec(Message):
 
     @model_validator(mode="after")
     def _same_run(self) -> "CampaignSpec":
+        if len(self.name) > _CAMPAIGN_NAME:
+            raise ValueError(f"name: at most {_CAMPAIGN_NAME} characters; its bursts' names add four")
         if self.burst.run != self.run:
             raise ValueError(f"burst.run: is {self.burst.run!r}, must be the campaign's run {self.run!r}")
         return self

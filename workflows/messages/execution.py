@@ -1,11 +1,12 @@
 """One harness run on one task: what is launched, how it ended, what is reported once."""
 
 from enum import StrEnum
+from typing import Literal
 
 from pydantic import Field
 
 from workflows.messages.base import Message
-from workflows.messages.burst import HarnessChoice, Limits, Purpose, Sampling
+from workflows.messages.burst import HarnessChoice, Limits, Purpose, Sampling, Selection
 
 
 class EndReason(StrEnum):
@@ -43,6 +44,8 @@ class ExecutionSpec(Message):
     sampling: Sampling
     harness: HarnessChoice
     limits: Limits
+    selection: Selection = Selection()
+    no_artifact: Literal["exclude", "zero"] = "exclude"
 
 
 class PreparedWorkspace(Message):

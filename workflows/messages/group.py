@@ -1,6 +1,7 @@
 """Groups: admission, and the micro-steps they are packed into."""
 
 from enum import StrEnum
+from typing import Literal
 
 from pydantic import Field
 
@@ -52,6 +53,7 @@ class PackGroup(Message):
     first_index: int = Field(description="index of the group's first micro-step within the batch")
     token_budget: int
     temperature: float
+    layout: Literal["flat", "tree"] = "flat"
 
 
 class MicroStep(Message):

@@ -159,12 +159,13 @@ def _micro_step(
             arrays[name].extend(values)
         offsets.append(base + len(ids))
         execution = f"{RUN}/execution/{group}/{member:02d}"
-        path = {"execution": execution, "leaf": calls[leaf].call, "advantage": advantage, "target_total": total}
-        paths.append(path | {"spans": spans})
+        path = {"execution": execution, "leaf": calls[leaf].call, "segment": len(paths), "spans": spans}
+        paths.append(path | {"advantage": advantage, "target_total": total})
     header = {"batch": batch, "index": index, "group": group, "temperature": 1.0, "paths": paths}
     dtypes = {"targets": "bool", "weights": "float32", "behaviour_logprobs": "float32", "versions": "int64"}
     tensors = {name: np.array(values, dtype=dtypes.get(name, "int32")) for name, values in arrays.items()}
-    tensors["path_offsets"] = np.array(offsets, dtype="int32")
+    tensors["segment_offsets"] = np.array(offsets, dtype="int32")
+    tensors["segment_parents"] = np.full(len(paths), -1, dtype="int32")
     ref = run.store.put(
         f"micro-steps/{batch}/{index}.safetensors", save(tensors, metadata={"header": json.dumps(header)})
     )

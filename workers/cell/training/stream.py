@@ -45,6 +45,8 @@ def target_logprobs(model: PolicyModel, step: PackedMicroStep) -> Targets:
 
     Raises InvalidInput for a token id outside the vocabulary.
     """
+    if step.header.layout != "flat":
+        raise InvalidInput(f"is laid out as a {step.header.layout}, which cannot be trained yet", field="layout")
     if step.tokens and int(step.ids.max()) >= model.arch.vocab_size:
         raise InvalidInput(f"holds token id {int(step.ids.max())}", field="ids")
     device = next(model.parameters()).device
@@ -52,7 +54,7 @@ def target_logprobs(model: PolicyModel, step: PackedMicroStep) -> Targets:
     ids = torch.from_numpy(step.ids).to(device, torch.int64)
     if places.numel():
         positions = torch.from_numpy(step.positions).to(device, torch.int64)
-        logits = model.logits(ids, positions, AttentionPlan(spans=step.path_spans()), rows=places - 1)
+        logits = model.logits(ids, positions, AttentionPlan(spans=step.segment_spans()), rows=places - 1)
         logprobs = token_logprobs(logits, ids[places], step.header.temperature)
     else:
         logprobs = torch.zeros(0, device=device)

@@ -93,7 +93,7 @@ def target_of_another_execution(run: SyntheticRun) -> None:
 @plants("target-trained-twice")
 def shared_prefix_trained_in_both_paths(run: SyntheticRun) -> None:
     arrays, header = run.payload(BATCH, 0)
-    base = int(arrays["path_offsets"][1])
+    base = int(arrays["segment_offsets"][1])
     for name in ("targets", "weights", "behaviour_logprobs", "versions"):
         arrays[name][base + 6 : base + 10] = arrays[name][6:10]
     first = header["paths"][0]["spans"][0]

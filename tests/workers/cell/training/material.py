@@ -89,6 +89,7 @@ def pack(
             PackedPath(
                 execution=execution.name,
                 leaf=f"{execution.name}/0",
+                segment=len(paths),
                 advantage=execution.advantage,
                 target_total=outputs,
                 spans=(span,) if outputs else (),
@@ -98,7 +99,8 @@ def pack(
         header=MicroStepHeader(batch=batch, index=index, group="g", temperature=temperature, paths=tuple(paths)),
         ids=np.array(ids, np.int32),
         positions=np.array(positions, np.int32),
-        path_offsets=np.array(edges, np.int32),
+        segment_offsets=np.array(edges, np.int32),
+        segment_parents=np.full(len(paths), -1, np.int32),
         targets=np.array(targets, bool),
         weights=np.array(weights, np.float32),
         behaviour_logprobs=np.array(behaviour, np.float32),
