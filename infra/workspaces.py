@@ -86,7 +86,7 @@ class ExecutionFolder:
             temporary = self.token.with_suffix(f".{os.getpid()}")
             descriptor = os.open(temporary, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600)
             with os.fdopen(descriptor, "w") as file:
-                file.write(secrets.token_urlsafe(32))
+                file.write(secrets.token_hex(32))
             try:
                 os.link(temporary, self.token)  # unlike a rename it never replaces a token already handed out
             except FileExistsError:

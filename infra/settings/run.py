@@ -96,7 +96,9 @@ class RunManifest(Message):
 class Secrets(Message):
     """Keys of the control routes; made once per run."""
 
-    admin_key: str = Field(min_length=20)
+    admin_key: str = Field(
+        min_length=20, pattern="^[^-]", description="hex when made here: it is passed on command lines"
+    )
 
     @classmethod
     def of(cls, run_dir: Path, *, create: bool = False) -> "Secrets":
@@ -104,7 +106,7 @@ class Secrets(Message):
         if create and not path.exists():
             descriptor = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_EXCL, 0o600)
             with os.fdopen(descriptor, "w") as file:
-                file.write(cls(admin_key=secrets.token_urlsafe(32)).model_dump_json())
+                file.write(cls(admin_key=secrets.token_hex(32)).model_dump_json())
         return cls.model_validate_json(path.read_text())
 
 

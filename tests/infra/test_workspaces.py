@@ -5,7 +5,9 @@ import stat
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
+from infra.settings.run import Secrets
 from infra.workspaces import ExecutionFolder, copy_tree, remove_tree
 
 
@@ -80,3 +82,17 @@ def test_secrets_and_leftovers_go_when_the_execution_is_closed(tmp_path):
     other = ExecutionFolder(tmp_path / "workspaces/b/0001/01")
     other.make()
     assert other.mint_token() != token
+
+
+def test_secrets_can_stand_on_any_command_line(tmp_path):
+    """A key that begins with a dash is taken for an option by the engine that gets it."""
+    made = []
+    for number in range(200):
+        folder = ExecutionFolder(tmp_path / f"b/{number:04d}/00")
+        folder.make()
+        (tmp_path / f"run-{number}").mkdir()
+        made += [folder.mint_token(), Secrets.of(tmp_path / f"run-{number}", create=True).admin_key]
+    assert len(set(made)) == len(made)
+    assert [secret for secret in made if not secret.isalnum()] == []
+    with pytest.raises(ValidationError, match="admin_key"):
+        Secrets(admin_key="-" + "k" * 40)

@@ -16,6 +16,7 @@ from typing import Any
 from temporalio.api.enums.v1 import EventType
 from temporalio.api.history.v1 import HistoryEvent
 from temporalio.client import Client
+from temporalio.service import RPCError, RPCStatusCode
 
 from infra.settings.fleet import Fleet
 from workers.supervisor import LocalStack
@@ -102,12 +103,19 @@ def cost_of(direction: str, events: Iterable[HistoryEvent]) -> MoveCost:
 async def _settled(client: Client, run: str, cell: int, role: CellRole, *, lease: int = 0) -> None:
     handle = client.get_workflow_handle(ids.cell_workflow_id(run, cell))
     deadline = time.monotonic() + SETTLE_SECONDS
+    found = "unknown"
     while time.monotonic() < deadline:
-        state = await handle.query("state")
-        if state["role"] == role.value and state["lease"] >= lease:
-            return
+        try:
+            state = await handle.query("state")
+        except RPCError as error:  # the Scheduler has not started it yet
+            if error.status is not RPCStatusCode.NOT_FOUND:
+                raise
+        else:
+            if state["role"] == role.value and state["lease"] >= lease:
+                return
+            found = str(state["role"])
         await asyncio.sleep(0.2)
-    raise Transient(f"cell {cell} is {state['role']}, not {role.value}, after {SETTLE_SECONDS:g} s")
+    raise Transient(f"cell {cell} is {found}, not {role.value}, after {SETTLE_SECONDS:g} s")
 
 
 def figures(costs: list[MoveCost]) -> dict[str, Any]:
