@@ -2,7 +2,7 @@ from pathlib import Path
 
 from infra.doctor import Verdict, examine
 from infra.doctor.machine import check_cores, check_library, check_memory, check_python
-from infra.doctor.packages import TOP_PACKAGES, check_own_packages, lock_differences, pins
+from infra.doctor.packages import TOP_PACKAGES, check_own_packages, lock_differences, only_tools_missing, pins
 
 ROOT = Path(__file__).parents[3]
 
@@ -16,6 +16,14 @@ def test_differences_from_the_lock_are_named_but_a_torch_build_is_not_one():
     here = {"torch": "2.13.0+cpu", "rich": "14.0"}
     wanted = {"torch": "2.13.0", "rich": "15.0.0", "simpy": "4.1.2"}
     assert lock_differences(wanted, here.get) == ["rich is 14.0, not 15.0.0", "simpy is missing"]
+
+
+def test_an_environment_made_for_the_demo_alone_is_no_fault():
+    after_demo = {"python", "torch", "runtime", "sglang-needs", "sglang", "system"}
+    assert only_tools_missing(["hypothesis is missing", "ruff is missing"], after_demo)
+    assert not only_tools_missing(["rich is 14.0, not 15.0.0"], after_demo)
+    assert not only_tools_missing(["hypothesis is missing"], {*after_demo, "dev"})
+    assert not only_tools_missing(["torch is missing"], {"python"})
 
 
 def test_a_foreign_workflows_package_is_a_fault_with_a_fix():
