@@ -6,6 +6,8 @@ from pydantic import Field
 
 from workflows.messages.base import Message
 from workflows.messages.fleet import CellRole
+from workflows.messages.transition import Direction
+from workflows.policy.component import ComponentView, Plan, ThroughputSettings
 
 
 class CellView(Message):
@@ -30,6 +32,14 @@ class BatchView(Message):
     needed: int = Field(ge=0)
 
 
+class Bounds(Message):
+    """What the fleet allows, whatever a policy wants. Counts are of eligible cells."""
+
+    min_rollout_cells: int = Field(default=0, ge=0)
+    min_training_cells: int = Field(default=0, ge=0, description="kept by the policies that hold a split")
+    max_training_cells: int | None = Field(default=None, ge=1)
+
+
 class PolicyState(Message):
     """Everything `decide` may look at.
 
@@ -49,6 +59,12 @@ class PolicyState(Message):
     supply_fraction: float
     hold_seconds: float
     move_under_way: bool = False
+    streaming: bool = True
+    burst_needed: int | None = Field(default=None, description="groups all open steps of the burst still need")
+    split: int = Field(default=1, ge=1, description="training cells of the policies that hold a split")
+    bounds: Bounds = Bounds()
+    components: tuple[ComponentView, ...] = Field(default=(), description="the pipeline as measured, for `throughput`")
+    throughput: ThroughputSettings = ThroughputSettings()
 
     @property
     def waterlevel(self) -> int:
@@ -81,6 +97,16 @@ class Reason(StrEnum):
     CORE_ABSENT = "core_absent"
     NOT_SERVING = "not_serving"
     ALL_TESTS_PASS = "all_tests_pass"
+    BOUNDS = "bounds"
+    SPLIT = "split"
+    POOL = "pool"
+    LENT = "lent"
+    NO_DONOR = "no_donor"
+    NO_GAIN = "no_gain"
+    GAIN = "gain"
+    SETTLING = "settling"
+    SAFE_MODE = "safe_mode"
+    STARVED = "starved"
 
 
 class Verdict(StrEnum):
@@ -89,10 +115,27 @@ class Verdict(StrEnum):
 
 
 class Decision(Message):
-    """One answer. `recheck_seconds`: when time alone may change it (the hold interval)."""
+    """One answer. `recheck_seconds`: when time alone may change it (the hold interval).
+
+    `together`: cells that make the same move at the same time (a whole pool, a planned reallocation).
+    `expected_gain_seconds`: of one iteration, as predicted. `plan`: what a predicting policy wants done; one that moves
+    no cells (processor slots) has `cell` None.
+    """
 
     verdict: Verdict
     cell: int | None
     reason: Reason
     detail: str
     recheck_seconds: float | None = None
+    direction: Direction = Direction.TO_TRAINING
+    together: tuple[int, ...] = ()
+    bottleneck: str = ""
+    expected_gain_seconds: float | None = None
+    plan: Plan | None = None
+
+    @property
+    def movers(self) -> tuple[int, ...]:
+        """Every cell that moves; none when it is a refusal."""
+        if self.verdict is Verdict.REFUSE or self.cell is None:
+            return ()
+        return (self.cell, *self.together)

@@ -18,8 +18,11 @@ def threshold(state: PolicyState, cell: int) -> int:
     """Groups cell `cell` must see.
 
     A satellite: max(1, ceil(fraction * B)), so nobody joins near the end of a batch. The core: capped by what the
-    batch still needs, or a core that comes back late would wait for ever.
+    batch still needs, or a core that comes back late would wait for ever. Without streaming nobody starts before all
+    groups are there: those of the batch, or of the whole burst where the burst is shuffled (`burst_needed`).
     """
+    if not state.streaming and state.batch is not None:
+        return max(1, state.batch.needed)
     share = ceil(state.supply_fraction * state.groups_per_step - _ROUNDING)
     if cell == 0 and state.batch is not None:
         share = min(share, state.batch.needed)
@@ -34,6 +37,8 @@ def supply_holds(state: PolicyState, cell: int) -> bool:
     """
     if cell == 0 and state.batch is not None and state.batch.needed == 0:
         return state.groups_per_step > 0
+    if not state.streaming and state.burst_needed is not None and state.ready_unassigned < state.burst_needed:
+        return False
     return supply(state) >= threshold(state, cell)
 
 

@@ -8,6 +8,9 @@ With a single cell and no standalone engine it leaves only at w = 0: the policy 
 """
 
 from workflows.messages.fleet import CellRole
+from workflows.messages.transition import Direction
+from workflows.policy.answers import refuse as _refuse
+from workflows.policy.bounds import forbidden
 from workflows.policy.ordering import next_mover
 from workflows.policy.state import BatchView, Decision, Hold, PolicyState, Reason, Verdict
 from workflows.policy.supply import hold_after, supply, threshold
@@ -41,6 +44,9 @@ def decide(state: PolicyState, hold: Hold | None) -> tuple[Decision, Hold | None
     if state.now < due:
         detail = f"supply has held {state.now - hold.since:.1f} of {state.hold_seconds:g} s"
         return _refuse(mover.index, Reason.HOLD, detail, recheck_seconds=due - state.now), hold
+    limit = forbidden(state, [mover.index], Direction.TO_TRAINING)
+    if limit:
+        return _refuse(mover.index, Reason.BOUNDS, limit), hold
     detail = f"w {state.waterlevel} <= C_R - C_e {left}, {_supply_text(state, mover.index)}"
     return Decision(verdict=Verdict.MOVE, cell=mover.index, reason=Reason.ALL_TESTS_PASS, detail=detail), None
 
@@ -73,7 +79,3 @@ def _supply_text(state: PolicyState, cell: int) -> str:
     if state.batch is not None and state.batch.needed == 0:
         return "the batch has all its groups and waits for the core"
     return f"supply {supply(state)} >= {threshold(state, cell)}"
-
-
-def _refuse(cell: int | None, reason: Reason, detail: str, recheck_seconds: float | None = None) -> Decision:
-    return Decision(verdict=Verdict.REFUSE, cell=cell, reason=reason, detail=detail, recheck_seconds=recheck_seconds)

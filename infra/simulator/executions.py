@@ -1,0 +1,213 @@
+"""Executions in a simulated run: queue, launch, engines, time limit, groups that become ready.
+
+Invariants: 0 <= finished <= launched <= dispatched; an execution ends once.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+
+import simpy
+
+from infra.simulator.engine import Engine, Key
+from infra.simulator.outcome import LONG_SECONDS
+from infra.simulator.scenario import Scenario
+from infra.simulator.telemetry import Gauge
+from infra.simulator.trainer import ReadyGroup
+from infra.simulator.workload import Work, Workload
+from workflows.messages.fleet import CellRole
+from workflows.policy.dispatch import launchable
+
+
+@dataclass(slots=True, eq=False)
+class Cell:
+    """One cell; standalone engines never train and have a negative index. `wake`: the valid appointment."""
+
+    index: int
+    engine: Engine
+    role: CellRole = CellRole.ROLLOUT
+    since: float = 0.0
+    wake: int = 0
+
+
+@dataclass(slots=True)
+class OpenGroup:
+    """A dispatched group: executions left, training work so far, seconds of its longest execution."""
+
+    version: int
+    left: int
+    weight: float = 0.0
+    longest: float = 0.0
+
+
+def pool_of(scenario: Scenario, cells: int) -> list[Cell]:
+    """The pool's slots over its cells, as evenly as they go."""
+    slots, slowdown = scenario.engines.slots, scenario.engines.slowdown
+    return [
+        Cell(index, Engine(slots * (index + 1) // cells - slots * index // cells, slowdown)) for index in range(cells)
+    ]
+
+
+def standalone_of(scenario: Scenario) -> list[Cell]:
+    count = scenario.engines.standalone_slots
+    return [Cell(-1, Engine(count, scenario.engines.slowdown))] if count else []
+
+
+class Executions:
+    """What runs where. `_look` is called after every event; the subclass decides there."""
+
+    def __init__(self, scenario: Scenario, cells: int, workload: Workload) -> None:
+        self.scenario, self.workload = scenario, workload
+        self.env = simpy.Environment()
+        self.cells, self.standalone = pool_of(scenario, cells), standalone_of(scenario)
+        self.gauge = Gauge(scenario)
+        self.dispatched = self.launched = self.finished = 0
+        self.queue: deque[Key] = deque()
+        self.open: dict[int, OpenGroup] = {}
+        self.ready: deque[ReadyGroup] = deque()
+        self.running: dict[Key, tuple[Cell | None, float]] = {}
+        self.homeless: dict[Key, tuple[float, float]] = {}
+        self.deadlines: deque[tuple[float, Key]] = deque()
+        self.timed_out = self.rerouted = 0
+        self.execution_seconds = self.query_seconds = 0.0
+        self.queries = self.long_queries = 0
+
+    def _look(self) -> None:
+        """After an event."""
+
+    def _dispatch(self, group: int, version: int) -> None:
+        size = len(self.workload.group(group))
+        self.open[group] = OpenGroup(version, size)
+        self.queue.extend((group, member) for member in range(size))
+        self.dispatched += size
+
+    def _serving(self) -> list[Cell]:
+        """Engines that serve, in the order in which a leaving cell's executions are sent to them."""
+        return [*self.standalone, *(cell for cell in reversed(self.cells) if cell.role is CellRole.ROLLOUT)]
+
+    def _reroute(self, cell: Cell) -> None:
+        """A cell leaves: its executions go where there is room, else to the least loaded; without any they wait."""
+        targets, touched = self._serving(), set[Cell]()
+        for key, left, share in cell.engine.drain(self.env.now):
+            self.rerouted += 1
+            self._place(key, left + self.scenario.transitions.reroute_seconds, share, targets, touched)
+        cell.wake += 1
+        for target in touched:
+            self._schedule(target)
+
+    def _house(self) -> None:
+        """Executions that have waited without an engine go on."""
+        targets, touched = self._serving(), set[Cell]()
+        for key, (left, share) in sorted(self.homeless.items()):
+            self._place(key, left, share, targets, touched)
+        for target in touched:
+            self._schedule(target)
+
+    def _place(self, key: Key, left: float, share: float, targets: list[Cell], touched: set[Cell]) -> None:
+        launched_at = self.running[key][1]
+        self.homeless.pop(key, None)
+        if not targets:
+            self.homeless[key] = (left, share)
+            self.running[key] = (None, launched_at)
+            return
+        room = [target for target in targets if target.engine.free > 0]
+        target = room[0] if room else max(targets, key=lambda one: one.engine.free / one.engine.slots)
+        target.engine.add(self.env.now, key, left, share)
+        self.running[key] = (target, launched_at)
+        touched.add(target)
+
+    def _launch(self) -> None:
+        serving = self._serving()
+        capacity = sum(cell.engine.slots for cell in serving)
+        count = launchable(capacity, len(self.running), len(self.queue))
+        touched = set[Cell]()
+        for _ in range(count):
+            key = self.queue.popleft()
+            cell = max(serving, key=lambda one: (one.engine.free / one.engine.slots, one.index))
+            work = self._work(key)
+            self.launched += 1
+            self.running[key] = (cell, self.env.now)
+            phase = self.gauge.phase(self._step_of(key[0]))
+            cell.engine.add(self.env.now, key, work.seconds * phase.duration_scale, work.model_share)
+            touched.add(cell)
+            limit = self.scenario.durations.timeout_seconds
+            if limit is not None:
+                self.deadlines.append((self.env.now + limit, key))
+                if len(self.deadlines) == 1:
+                    self.env.timeout(limit).callbacks.append(self._deadline)
+        for cell in touched:
+            self._schedule(cell)
+
+    def _work(self, key: Key) -> Work:
+        return self.workload.group(key[0])[key[1]]
+
+    def _step_of(self, group: int) -> int:
+        """The optimizer step a group is meant for: phases of the workload follow it, for every policy alike."""
+        return group // self.scenario.groups_per_step
+
+    def _schedule(self, cell: Cell) -> None:
+        """Wake up when the engine's next execution ends; an earlier appointment is void."""
+        cell.wake += 1
+        end = cell.engine.next_end(self.env.now)
+        if end is not None:
+            wake = cell.wake
+            timeout = self.env.timeout(max(0.0, end - self.env.now))
+            timeout.callbacks.append(lambda _: self._engine_wakes(cell) if cell.wake == wake else None)
+
+    def _engine_wakes(self, cell: Cell) -> None:
+        for key in cell.engine.ended(self.env.now):
+            self._close(key)
+        self._schedule(cell)
+        self._look()
+
+    def _deadline(self, _event: object) -> None:
+        """The overall time limit of the executions launched first."""
+        now, touched = self.env.now, set[Cell]()
+        while self.deadlines and (self.deadlines[0][0] <= now + 1e-6 or self.deadlines[0][1] not in self.running):
+            _, key = self.deadlines.popleft()
+            if key in self.running:
+                cell = self.running[key][0]
+                if cell is None:
+                    self.homeless.pop(key)
+                else:
+                    cell.engine.take(now, key)
+                    touched.add(cell)
+                self.timed_out += 1
+                self._close(key)
+        for cell in touched:
+            self._schedule(cell)
+        if self.deadlines:
+            self.env.timeout(self.deadlines[0][0] - now).callbacks.append(self._deadline)
+        if touched:
+            self._look()
+
+    def _close(self, key: Key) -> None:
+        """The execution ends; scored, it may complete its group."""
+        _, launched_at = self.running.pop(key)
+        seconds = self.env.now - launched_at
+        self.finished += 1
+        self.execution_seconds += seconds
+        self.gauge.execution_done(seconds)
+        group = self.open[key[0]]
+        group.left -= 1
+        group.weight += self._work(key).weight
+        group.longest = max(group.longest, seconds)
+        if group.left:
+            return
+        self.queries += 1
+        self.query_seconds += group.longest
+        self.long_queries += group.longest >= LONG_SECONDS
+        delay = self.scenario.engines.evaluation_seconds
+        if delay > 0:
+            self.env.timeout(delay).callbacks.append(lambda _: self._ready(key[0], look=True))
+        else:
+            self._ready(key[0], look=False)
+
+    def _ready(self, index: int, *, look: bool) -> None:
+        group = self.open.pop(index)
+        size = len(self.workload.group(index))
+        told, cells = self.scenario.training, len(self.cells)
+        seconds = told.step_seconds * cells / self.scenario.groups_per_step * group.weight / size
+        scale = self.gauge.phase(self._step_of(index)).training_scale
+        self.ready.append(ReadyGroup(index, group.version, seconds * scale, self.env.now))
+        if look:
+            self._look()

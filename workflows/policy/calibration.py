@@ -1,0 +1,85 @@
+"""A component's throughput as a function of its units, re-calibrated from recent measurements.
+
+    seconds per item at one slot    t(load) = base + slope * load
+    throughput                      X(units) = n / t(n / slots),  n = min(items at hand, slots)
+
+`slope` is what batching costs: a fuller engine serves each of its requests more slowly. Both are fitted by least
+squares over windows that count less the older they are; with one load ever seen only `base` follows and `slope`
+stays what it was.
+"""
+
+from pydantic import Field
+
+from workflows.messages.base import Message
+from workflows.policy.component import ComponentView, Measurement
+
+FORGET = 0.8
+"""Weight of a window relative to the next one: the last five windows make up two thirds of the fit."""
+_SPREAD = 1e-4
+"""Variance of the load below which a slope cannot be told from noise."""
+
+
+class Calibration(Message):
+    """Weighted sums of the windows seen (weight, load, load squared, seconds, load times seconds), and the model."""
+
+    weight: float = 0.0
+    load: float = 0.0
+    load_squared: float = 0.0
+    seconds: float = 0.0
+    load_seconds: float = 0.0
+    base: float = Field(default=0.0, ge=0)
+    slope: float = Field(default=0.0, ge=0)
+
+    @property
+    def known(self) -> bool:
+        return self.weight > 0
+
+    def after(self, window: Measurement) -> "Calibration":
+        """The calibration with one more window; one in which nothing was finished says nothing."""
+        seconds = window.seconds_per_item
+        if seconds is None:
+            return self
+        weight = FORGET * self.weight + 1
+        load = FORGET * self.load + window.load
+        squared = FORGET * self.load_squared + window.load**2
+        total = FORGET * self.seconds + seconds
+        cross = FORGET * self.load_seconds + window.load * seconds
+        variance = squared / weight - (load / weight) ** 2
+        slope = self.slope
+        if variance > _SPREAD:
+            slope = max(0.0, (cross / weight - load * total / weight**2) / variance)
+        base = max(0.0, total / weight - slope * load / weight)
+        if base == 0.0:  # more slope than there are seconds: then all of them scale with the load
+            slope = total / max(load, _SPREAD)
+        return Calibration(
+            weight=weight,
+            load=load,
+            load_squared=squared,
+            seconds=total,
+            load_seconds=cross,
+            base=base,
+            slope=slope,
+        )
+
+    def throughput(self, view: ComponentView, units: int) -> float:
+        """Items per second of `view` with `units` units; 0 without units or before anything was measured."""
+        slots = units * view.slots_per_unit
+        items = min(view.peak_items, slots)
+        if items <= 0 or not self.known:
+            return 0.0
+        return items / max(self.base + self.slope * items / slots, 1e-12)
+
+    def iteration_seconds(self, view: ComponentView, units: int) -> float:
+        """Seconds the component needs for one iteration's items; infinite when it cannot do them."""
+        if view.items_per_iteration <= 0:
+            return 0.0
+        pace = self.throughput(view, units)
+        return view.items_per_iteration / pace if pace > 0 else float("inf")
+
+
+def recalibrated(calibration: Calibration | None, view: ComponentView) -> Calibration:
+    """The model after the windows measured since the last look."""
+    result = calibration or Calibration()
+    for window in view.recent:
+        result = result.after(window)
+    return result

@@ -1,0 +1,67 @@
+"""The policies by name, and the one function through which the live scheduler and the simulator ask them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from workflows.messages.fleet import CellRole
+from workflows.policy import fixed_split, lending, throughput, waterlevel, whole_pool
+from workflows.policy.memory import Memory
+from workflows.policy.safe_mode import SafeMode, explained
+from workflows.policy.starvation import relief
+from workflows.policy.state import Decision, PolicyState, Verdict
+
+
+@dataclass(frozen=True)
+class Policy:
+    """`decide` at every event; `at_burst_end` names the training cells that go on training (state and the executions
+    about to be dispatched), everybody else returns to rollout."""
+
+    decide: Callable[[PolicyState, Memory], tuple[Decision, Memory]]
+    at_burst_end: Callable[[PolicyState, int], tuple[int, ...]]
+
+
+def _waterlevel(state: PolicyState, memory: Memory) -> tuple[Decision, Memory]:
+    decision, hold = waterlevel.decide(state, memory.hold)
+    return decision, memory if hold == memory.hold else memory.model_copy(update={"hold": hold})
+
+
+def _waterlevel_end(state: PolicyState, next_dispatch: int) -> tuple[int, ...]:
+    """The core alone may stay. `state` is as it was when the last step was committed."""
+    if state.cells[0].role is not CellRole.TRAINING:
+        return ()
+    after = waterlevel.after_publish(state, state.groups_per_step)
+    stays = waterlevel.core_may_stay(after, next_dispatch).verdict is Verdict.MOVE
+    return (0,) if stays else ()
+
+
+POLICIES: dict[str, Policy] = {
+    "waterlevel": Policy(_waterlevel, _waterlevel_end),
+    "throughput": Policy(throughput.decide, throughput.at_burst_end),
+    "async": Policy(fixed_split.decide, fixed_split.at_burst_end),
+    "colocate": Policy(whole_pool.decide, whole_pool.at_burst_end),
+    "lending": Policy(lending.decide, lending.at_burst_end),
+}
+
+_NORMAL = SafeMode()
+
+
+def decide(name: str, state: PolicyState, memory: Memory, mode: SafeMode = _NORMAL) -> tuple[Decision, Memory]:
+    """What policy `name` answers on `state`, and what it wants to remember.
+
+    Starving executions come first, then safe mode, then the policy. Raises KeyError for an unknown name.
+    """
+    policy = POLICIES[name]
+    rescue = relief(state)
+    if rescue is not None:
+        return rescue, memory
+    if mode.frozen:
+        decision, memory = fixed_split.decide(state.model_copy(update={"split": mode.split}), memory)
+        return explained(mode, decision), memory
+    return policy.decide(state, memory)
+
+
+def at_burst_end(name: str, state: PolicyState, next_dispatch: int, mode: SafeMode = _NORMAL) -> tuple[int, ...]:
+    """Training cells that go on training after a burst; in safe mode the frozen allocation."""
+    if mode.frozen:
+        return fixed_split.at_burst_end(state.model_copy(update={"split": mode.split}), next_dispatch)
+    return POLICIES[name].at_burst_end(state, next_dispatch)
