@@ -5,9 +5,9 @@ carries the version it was said under. It knows no HTTP.
 """
 
 import asyncio
+import math
 import os
 import signal
-import time
 
 from workers.cell.rollout.paced.cache import PrefixCache
 from workers.cell.rollout.paced.faults import FaultKind, Faults
@@ -41,9 +41,8 @@ class PacedEngine:
         self._updating = False
         self._open = asyncio.Event()
         self._open.set()
-        self._going = asyncio.Event()
-        self._going.set()
-        self._late: set[asyncio.Task] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._frozen_at: float | None = None
 
     # Requests ---------------------------------------------------------------------------------------------------
 
@@ -58,6 +57,8 @@ class PacedEngine:
         if unknown:
             raise InvalidRequest(f"Unexpected keyword argument '{sorted(unknown)[0]}'", field="sampling_params")
         asked = params.get("max_new_tokens") or 128
+        if params.keys() & _GRAMMARS and self.settings.grammar_backend == "none":
+            raise InvalidRequest("Grammar-based generation is not supported with --grammar-backend none")
         if len(prompt) >= self.settings.context:
             raise InvalidRequest(
                 f"The input ({len(prompt)} tokens) is longer than the model's context length "
@@ -84,6 +85,7 @@ class PacedEngine:
             fault=self.faults.take(session),
             scripted=None if params.get("ignore_eos") else self.reader.remaining(prompt, session),
             return_logprob=bool(body.get("return_logprob")),
+            least=int(params.get("min_new_tokens") or 0),
         )
 
     async def submit(self, generation: Generation) -> None:
@@ -105,28 +107,51 @@ class PacedEngine:
             self.counts["prompt_tokens"] += len(generation.states)
             self.counts["cached_tokens"] += generation.cached
             self.counts["served_while_released"] += bool(self.released)
-            generation.task = asyncio.create_task(self._run(generation))
+            self._begin(generation)
 
-    async def _run(self, generation: Generation) -> None:
-        await asyncio.sleep((len(generation.states) - generation.cached) / self.settings.prefill_tokens_per_second)
+    # Tokens -----------------------------------------------------------------------------------------------------
+
+    def _begin(self, generation: Generation) -> None:
+        """Its first token comes after the prompt has been computed; one timer serves all requests."""
+        now = self._now()
+        prefill = (len(generation.states) - generation.cached) / self.settings.prefill_tokens_per_second
+        generation.started = generation.started or now
+        generation.due = now + prefill + self._interval(generation)
+        self._wake_at(max(generation.due, now + TICK_SECONDS))
+
+    def _interval(self, generation: Generation) -> float:
         slow = generation.fault.factor if generation.fault_is(FaultKind.SLOW) and generation.fault else 1.0
-        credit, last = 0.0, time.monotonic()
-        while generation.finish is None:
-            rate = self.settings.tokens_per_second / slow
-            if not self._going.is_set():
-                await self._going.wait()
-                last = time.monotonic()
-            await asyncio.sleep(max(TICK_SECONDS, (1 - credit) / rate))
-            now = time.monotonic()
-            credit, last = credit + (now - last) * rate, now
-            while credit >= 1 and generation.finish is None and self._going.is_set():
-                credit -= 1
-                if await self._strike(generation):
-                    credit = 0.0
-                else:
-                    self._say(generation)
-            generation.changed.set()
-        self._leave(generation)
+        return slow / self.settings.tokens_per_second
+
+    def _wake_at(self, when: float) -> None:
+        if self._frozen_at is None and (self._timer is None or when < self._timer.when()):
+            self._sleep()
+            self._timer = asyncio.get_running_loop().call_at(when, self._tick)
+
+    def _sleep(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _tick(self) -> None:
+        """Everybody says what is due."""
+        self._timer = None
+        now = self._now()
+        for generation in tuple(self.running):
+            said = False
+            while generation.due <= now and generation.finish is None:
+                said = True
+                if self._strike(generation):
+                    break
+                self._say(generation)
+                generation.due += self._interval(generation)
+            if generation.finish is not None:
+                self._leave(generation)
+            elif said:
+                generation.changed.set()
+        next_due = min((generation.due for generation in self.running), default=math.inf)
+        if next_due < math.inf:
+            self._wake_at(max(next_due, now + TICK_SECONDS))
 
     def _say(self, generation: Generation) -> None:
         state, said = generation.states[-1], len(generation.output)
@@ -134,28 +159,38 @@ class PacedEngine:
             token, value = generation.scripted[said], logprob(mix(state))
         else:
             session = generation.session if self.settings.vary_by_session else ""
-            token, value = self.voice.next_token(self.checksum, session, state, generation.ends)
+            ends = generation.ends if said + 1 > generation.least else ()
+            token, value = self.voice.next_token(self.checksum, session, state, ends)
+        version = self.version
         if generation.fault_is(FaultKind.BAD_ID):
             token = self.vocabulary.size + 7
-        generation.say(token, value, advance(state, token), self.version)
-        generation.finish = finish_of(generation.output, generation.max_new_tokens, generation.ends)
+        if generation.fault_is(FaultKind.LABEL) and generation.fault:
+            version = generation.fault.label
+        generation.say(token, value, advance(state, token), version)
+        generation.finish = finish_of(generation.output, generation.budget, generation.ends)
 
-    async def _strike(self, generation: Generation) -> bool:
+    def _strike(self, generation: Generation) -> bool:
         """Let an armed fault act; True if it did and nothing is to be said now."""
         if generation.fault_is(FaultKind.ABORT):
             generation.end(aborted("unasked"))
             return True
+        if generation.fault_is(FaultKind.SHORT):
+            generation.end({"type": "length", "length": len(generation.output)})
+            return True
         if generation.fault_is(FaultKind.HANG):
-            generation.changed.set()
-            await asyncio.Event().wait()  # until the task is cancelled by an abort or the end of the process
+            generation.due = math.inf  # until it is aborted or the process ends
+            return True
         if generation.fault_is(FaultKind.DIE):
-            generation.changed.set()
-            await asyncio.sleep(DIE_AFTER_SECONDS)
-            if self.settings.may_die:
-                os.kill(os.getpid(), signal.SIGKILL)
-            generation.end(aborted("would have died"))
+            generation.due = math.inf
+            asyncio.get_running_loop().call_later(DIE_AFTER_SECONDS, self._die, generation)
             return True
         return False
+
+    def _die(self, generation: Generation) -> None:
+        if self.settings.may_die:
+            os.kill(os.getpid(), signal.SIGKILL)
+        generation.end(aborted("would have died"))
+        self._leave(generation)
 
     def _leave(self, generation: Generation) -> None:
         if generation in self.running:
@@ -173,30 +208,26 @@ class PacedEngine:
         """As the real one: nothing for an empty or unknown rid; else every request whose rid *starts with* it."""
         if not abort_all and not any(other.rid == rid for other in (*self.waiting, *self.running)):
             return
-        delay = self.faults.abort_delay()
-        if not delay:
-            self._abort_now(rid, abort_all)
+        if self.faults.take_one(FaultKind.LOSE_ABORT):
             return
-        task = asyncio.create_task(self._abort_late(rid, abort_all, delay))
-        self._late.add(task)
-        task.add_done_callback(self._late.discard)
-
-    async def _abort_late(self, rid: str, abort_all: bool, delay: float) -> None:
-        await asyncio.sleep(delay)
-        self._abort_now(rid, abort_all)
+        delay = self.faults.abort_delay()
+        if delay:
+            asyncio.get_running_loop().call_later(delay, self._abort_now, rid, abort_all)
+        else:
+            self._abort_now(rid, abort_all)
 
     def _abort_now(self, rid: str, abort_all: bool) -> None:
         for generation in (*self.waiting, *self.running):
             if abort_all or generation.rid.startswith(rid):
                 self.counts["aborted"] += 1
-                self._stop(generation)
                 generation.end(aborted())
                 self._leave(generation)
 
-    def _stop(self, generation: Generation) -> None:
-        if generation.task is not None:
-            generation.task.cancel()
-            generation.task = None
+    def abandoned(self, generation: Generation) -> None:
+        """Its client hung up: as the real one, it is noticed only after a while."""
+        if generation.finish is None:
+            later = asyncio.get_running_loop().call_later
+            later(self.settings.disconnect_seconds, self._abort_now, generation.rid, False)
 
     def pause(self, mode: str) -> None:
         """`abort` ends all; `retract` sends running requests back to the queue; `in_place` freezes them."""
@@ -207,16 +238,19 @@ class PacedEngine:
         if mode == "abort":
             self._abort_now("", True)
         elif mode == "in_place":
-            self._going.clear()
+            self._frozen_at = self._now() if self._frozen_at is None else self._frozen_at
+            self._sleep()
         else:
-            for generation in reversed(self.running):
-                self._stop(generation)
-                self.waiting.insert(0, generation)
+            self.waiting[:0] = self.running
             self.running.clear()
 
     def resume(self) -> None:
         self.paused = None
-        self._going.set()
+        if self._frozen_at is not None:
+            pause, self._frozen_at = self._now() - self._frozen_at, None
+            for generation in self.running:
+                generation.due += pause
+            self._tick()
         if not self._updating:
             self._open.set()
         self._admit()
@@ -230,9 +264,9 @@ class PacedEngine:
         try:
             while self.paused is None and (self.running or self.waiting):
                 await asyncio.sleep(TICK_SECONDS)
-            slow = self.faults.take_load(FaultKind.LOAD_SLOW)
+            slow = self.faults.take_one(FaultKind.LOAD_SLOW)
             await asyncio.sleep(self.settings.load_seconds + (slow.seconds if slow else 0.0))
-            if self.faults.take_load(FaultKind.LOAD_FAIL):
+            if self.faults.take_one(FaultKind.LOAD_FAIL):
                 raise StillHeld("weights could not be loaded (fault)")
             self.checksum = await asyncio.to_thread(weights_checksum, folder)
             self.model_path = folder
@@ -257,12 +291,17 @@ class PacedEngine:
         self.released |= tags
         self.cache.flush()
 
+    @staticmethod
+    def _now() -> float:
+        return asyncio.get_running_loop().time()
+
     @property
     def used_tokens(self) -> int:
         return sum(len(generation.states) for generation in self.running)
 
 
-_SAMPLING = frozenset(
+_GRAMMARS = frozenset({"json_schema", "regex", "ebnf", "structural_tag"})
+_SAMPLING = _GRAMMARS | frozenset(
     {
         *("max_new_tokens", "min_new_tokens", "temperature", "top_p", "top_k", "min_p", "stop", "stop_token_ids"),
         *("ignore_eos", "sampling_seed", "n", "skip_special_tokens", "spaces_between_special_tokens", "no_stop_trim"),

@@ -1,7 +1,7 @@
 """One request inside the paced engine: what it was asked, what it has said, and how it ended."""
 
 import asyncio
-import time
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,7 +12,10 @@ from workers.cell.rollout.paced.tokens import chain
 
 @dataclass(eq=False)
 class Generation:
-    """`max_new_tokens` is already cut to what context and KV allow, as the real engine does."""
+    """`max_new_tokens` is already cut to what context and KV allow, as the real engine does.
+
+    `least`: no end before that many tokens. `due`: loop time of the next token.
+    """
 
     rid: str
     prompt: list[int]
@@ -23,14 +26,15 @@ class Generation:
     fault: Fault | None
     scripted: list[int] | None
     return_logprob: bool = True
+    least: int = 0
     output: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     spans: list[tuple[str, int, int]] = field(default_factory=list)
     cached: int = 0
     finish: dict[str, Any] | None = None
     changed: asyncio.Event = field(default_factory=asyncio.Event)
-    task: asyncio.Task | None = None
-    started: float = field(default_factory=time.monotonic)
+    due: float = math.inf
+    started: float = 0.0
 
     def __post_init__(self) -> None:
         self.states = chain(self.prompt)
@@ -39,8 +43,15 @@ class Generation:
     def reserved(self) -> int:
         return len(self.prompt) + self.max_new_tokens
 
-    def fault_is(self, kind: FaultKind) -> bool:
-        return self.fault is not None and self.fault.kind is kind and len(self.output) >= self.fault.after_tokens
+    def fault_is(self, *kinds: FaultKind) -> bool:
+        """Whether a fault of one of these kinds acts on this request now."""
+        return self.fault is not None and self.fault.kind in kinds and len(self.output) >= self.fault.after_tokens
+
+    @property
+    def budget(self) -> int:
+        """Tokens after which it ends by itself."""
+        over = self.fault.tokens if self.fault is not None and self.fault.kind is FaultKind.OVERRUN else 0
+        return self.max_new_tokens + over
 
     def say(self, token: int, logprob: float, state: int, version: str) -> None:
         """One more token, sampled under `version`."""
@@ -61,7 +72,9 @@ class Generation:
     def answer(self, version: str, *, since: int | None = None, upto: int | None = None) -> dict[str, Any]:
         """The engine's answer so far, in SGLang's shape. With `since`, only the tokens from there on."""
         start, stop = since or 0, len(self.output) if upto is None else upto
-        logprobs = [[value, token, None] for value, token in zip(self.logprobs, self.output, strict=True)][start:stop]
+        shift = 1 if self.fault_is(FaultKind.MISALIGNED) else 0
+        pairs = zip(self.logprobs[start:stop], self.output[start:stop], strict=True)
+        logprobs = [[value, token + shift, None] for value, token in pairs]
         if self.fault_is(FaultKind.WRONG_LENGTH) and logprobs:
             logprobs.pop()
         spans = [s for s in self.spans if s[1] < stop] or [(version, 0, 0)]
@@ -73,7 +86,6 @@ class Generation:
             "weight_versions": [{"version": v, "start": a, "end": min(b, stop)} for v, a, b in spans],
             "completion_tokens": stop,
             "cached_tokens": self.cached,
-            "e2e_latency": time.monotonic() - self.started,
         }
         if self.return_logprob:
             meta["output_token_logprobs"] = logprobs

@@ -11,9 +11,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from workers.cell.rollout.paced.chat import chat_routes
 from workers.cell.rollout.paced.engine import PacedEngine
 from workers.cell.rollout.paced.faults import Fault, FaultKind
 from workers.cell.rollout.paced.generation import Generation
+from workers.cell.rollout.paced.strikes import finished, struck_at_once
 from workflows.messages.errors import InvalidInput, StillHeld
 
 MEMORY_TAGS = frozenset({"kv_cache", "weights", "cuda_graph"})
@@ -42,13 +44,16 @@ class _Routes:
             Route("/resume_memory_occupation", self._guarded(self.take_back), methods=both),
             Route("/flush_cache", self._guarded(self.flush), methods=both),
             Route("/model_info", self.model_info),
+            Route("/get_model_info", self.model_info),
             Route("/server_info", self.server_info),
+            Route("/get_server_info", self.server_info),
             Route("/v1/loads", self.loads),
             Route("/health", self.health),
             Route("/health_generate", self.health),
             Route("/faults", self.list_faults, methods=["GET"]),
             Route("/faults", self.arm_fault, methods=post),
             Route("/faults", self.clear_faults, methods=["DELETE"]),
+            *chat_routes(self.engine),
         ]
 
     def _guarded(self, endpoint):
@@ -67,42 +72,46 @@ class _Routes:
             generation = self.engine.new_generation(body)
         except InvalidInput as error:
             return _refused(str(error))
-        if generation.fault_is(FaultKind.REFUSE) and generation.fault:
-            return JSONResponse({"error": {"message": "refused (fault)"}}, status_code=generation.fault.status)
+        struck = await struck_at_once(generation, request)
+        if struck is not None:
+            return struck
         if body.get("stream"):
             return StreamingResponse(self._events(generation), media_type="text/event-stream")
         try:
-            await self.engine.submit(generation)
-            while generation.finish is None:
-                await generation.changed.wait()
-                generation.changed.clear()
+            await finished(self.engine, generation)
         finally:
-            self.engine.abort(generation.rid)
+            self.engine.abandoned(generation)
         return JSONResponse(generation.answer(self.engine.version))
 
     async def _events(self, generation: Generation) -> AsyncIterator[bytes]:
-        incremental, sent = self.engine.settings.incremental, 0
+        incremental, sent, fault = self.engine.settings.incremental, 0, generation.fault
+        closing = (FaultKind.CLOSE, FaultKind.CLOSE_DONE, FaultKind.TORN)
         try:
             await self.engine.submit(generation)
             while True:
                 await generation.changed.wait()
                 generation.changed.clear()
-                finished, said = generation.finish is not None, len(generation.output)
-                if generation.fault_is(FaultKind.CLOSE) or generation.fault_is(FaultKind.CLOSE_DONE):
-                    finished, said = False, min(said, generation.fault.after_tokens if generation.fault else said)
-                if said > sent or finished:
+                over, said = generation.finish is not None, len(generation.output)
+                if fault is not None and generation.fault_is(*closing):
+                    over, said = False, min(said, fault.after_tokens)
+                if fault is not None and fault.kind is FaultKind.CLUMP and not over and said - sent < fault.tokens:
+                    continue
+                if said > sent or over:
                     answer = generation.answer(self.engine.version, since=sent if incremental else None, upto=said)
-                    if not finished:
+                    if not over:
                         answer["meta_info"]["finish_reason"] = None
                     yield b"data: " + json.dumps(answer).encode() + b"\n\n"
                     sent = said
-                if generation.fault_is(FaultKind.CLOSE) or (finished and generation.fault_is(FaultKind.NO_DONE)):
+                if generation.fault_is(FaultKind.TORN):
+                    yield b'data: {"output_ids": [1, 2'
                     return
-                if finished or generation.fault_is(FaultKind.CLOSE_DONE):
+                if generation.fault_is(FaultKind.CLOSE) or (over and generation.fault_is(FaultKind.NO_DONE)):
+                    return
+                if over or generation.fault_is(FaultKind.CLOSE_DONE):
                     break
             yield b"data: [DONE]\n\n"
         finally:
-            self.engine.abort(generation.rid)
+            self.engine.abandoned(generation)
 
     async def abort(self, request: Request) -> Response:
         body = await _body(request)
@@ -190,6 +199,7 @@ class _Routes:
             {
                 **settings,
                 "version": "paced",
+                "served_model_name": "policy",
                 "counts": engine.counts,
                 "internal_states": [state],
                 "max_total_num_tokens": engine.settings.kv_tokens,

@@ -7,6 +7,7 @@ was cut. Nothing here knows requests, time or HTTP.
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -19,6 +20,7 @@ def mix(value: int) -> int:
     return value ^ (value >> 31)
 
 
+@lru_cache(maxsize=4096)
 def salt(text: str) -> int:
     """A 64-bit salt of any text; the empty text salts nothing."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") if text else 0

@@ -2,11 +2,13 @@
 
 import asyncio
 import hashlib
+import itertools
 import json
 
 import httpx2
 import pytest
 
+from tests.infra.tokenizer.conftest import write_folder
 from workers.cell.rollout.paced.engine import PacedEngine
 from workers.cell.rollout.paced.routes import paced_app
 from workers.cell.rollout.paced.settings import PacedSettings
@@ -205,6 +207,94 @@ async def test_faults(fault, tokens, finish, done):
         assert len(chunks[-1]["meta_info"]["output_token_logprobs"]) == tokens - 1
     assert (await generate(client, "b"))["meta_info"]["finish_reason"]["type"] == "length"  # it struck once
     assert not engine.running
+
+
+@pytest.mark.parametrize(
+    ("fault", "tokens", "finish"),
+    [
+        ({"kind": "short", "after_tokens": 5}, 5, "length"),
+        ({"kind": "overrun", "tokens": 3}, 23, "length"),
+        ({"kind": "misaligned"}, 20, "length"),
+        ({"kind": "label", "after_tokens": 5, "label": "mine"}, 20, "length"),
+        ({"kind": "clump", "tokens": 6}, 20, "length"),
+    ],
+)
+async def test_faults_of_the_tokens(fault, tokens, finish):
+    _, client = serve(tokens_per_second=1000)
+    await client.post("/faults", json=fault)
+    chunks, done = events((await client.post("/generate", json=ask("a", stream=True))).text)
+    meta = chunks[-1]["meta_info"]
+    assert (len(chunks[-1]["output_ids"]), meta["finish_reason"]["type"], done) == (tokens, finish, True)
+    ids = [entry[1] for entry in meta["output_token_logprobs"]]
+    assert (ids == chunks[-1]["output_ids"]) is (fault["kind"] != "misaligned")
+    labels = ["0", "mine"] if fault["kind"] == "label" else ["0"]
+    assert [span["version"] for span in meta["weight_versions"]] == labels
+    if fault["kind"] == "clump":
+        assert all(len(b["output_ids"]) - len(a["output_ids"]) >= 6 for a, b in itertools.pairwise(chunks[:-1]))
+
+
+@pytest.mark.parametrize(
+    ("fault", "status", "text"),
+    [
+        ({"kind": "refuse", "status": 429, "retry_after": "2"}, 429, "refused"),
+        ({"kind": "garbage"}, 200, "It works!"),
+        ({"kind": "torn", "after_tokens": 3}, 200, 'data: {"output_ids": [1, 2'),
+    ],
+)
+async def test_faults_of_the_reply(fault, status, text):
+    _, client = serve()
+    await client.post("/faults", json=fault)
+    reply = await client.post("/generate", json=ask("a", stream=True))
+    assert (reply.status_code, text in reply.text) == (status, True)
+    assert reply.headers.get("retry-after") == fault.get("retry_after")
+
+
+async def test_an_abort_can_be_lost():
+    engine, client = serve(tokens_per_second=1)
+    asking = asyncio.create_task(generate(client, "a"))
+    await until(lambda: engine.running)
+    await client.post("/faults", json={"kind": "lose_abort"})
+    await client.post("/abort_request", json={"rid": "a"})
+    assert engine.running
+    await client.post("/abort_request", json={"rid": "a"})
+    assert (await asking)["meta_info"]["finish_reason"]["type"] == "abort"
+    assert engine.counts["aborted"] == 1
+
+
+async def test_a_least_length_and_grammars():
+    settings = {"mean_output_tokens": 1, "model": ""}
+    _, client = serve(**settings)
+    body = ask("a")
+    body["sampling_params"] = {"max_new_tokens": 20, "min_new_tokens": 7, "stop_token_ids": [2]}
+    answer = (await client.post("/generate", json=body)).json()
+    assert (len(answer["output_ids"]), answer["output_ids"][-1]) == (8, 2)  # none among the first 7
+    body["sampling_params"]["json_schema"] = "{}"
+    assert (await client.post("/generate", json=body)).status_code == 400
+    assert (await client.get("/server_info")).json()["grammar_backend"] == "none"
+    _, able = serve(**settings, grammar_backend="xgrammar")
+    assert (await able.post("/generate", json=body)).status_code == 200
+
+
+@pytest.mark.parametrize("described", [True, False])
+async def test_the_chat_route_of_other_proxies(tmp_path, described):
+    _, client = serve(model=str(write_folder(tmp_path / "m")) if described else "")
+    assert (await client.get("/v1/models")).json()["data"][0]["id"] == "policy"
+    body = {
+        "model": "policy",
+        "messages": [{"role": "user", "content": "hello there"}],
+        "max_tokens": 12,
+        "ignore_eos": True,
+    }
+    whole = (await client.post("/v1/chat/completions", json=body)).json()
+    assert whole["choices"][0]["finish_reason"] == "length"
+    assert whole["usage"]["completion_tokens"] == 12
+    options = {"stream": True, "stream_options": {"include_usage": True}}
+    chunks, done = events((await client.post("/v1/chat/completions", json={**body, **options})).text)
+    assert done
+    assert chunks[-1]["usage"] == whole["usage"]
+    said = "".join(c["choices"][0]["delta"].get("content", "") for c in chunks[:-1])
+    assert said == whole["choices"][0]["message"]["content"] != ""
+    assert (await client.post("/v1/chat/completions", json={"messages": 7})).status_code == 400
 
 
 async def test_control_routes_want_the_admin_key():

@@ -4,7 +4,7 @@ import pytest
 
 from infra.tokenizer import ChatTokenizer
 from tests.infra.tokenizer.conftest import write_folder
-from workers.cell.rollout.paced.script import Rule, Script, ScriptReader
+from workers.cell.rollout.paced.script import Conversation, Rule, Script, ScriptReader, load_script
 from workers.cell.rollout.paced.vocabulary import read_vocabulary
 from workflows.messages.errors import InvalidSpec
 
@@ -74,3 +74,44 @@ def test_ordinary_ids_are_printable(folder):
     assert text.isascii()
     assert text.isprintable()
     assert vocabulary.size == ChatTokenizer(folder).vocab_size
+
+
+TOOL_REPLY = '<tool_call>{"name": "read", "arguments": {"path": "{{path}}"}}</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("rule", "messages", "reply"),
+    [
+        ({"system": "summar", "replies": ("short",)}, [("system", "Please summarise"), ("user", "x")], "short"),
+        ({"system": "summar", "replies": ("short",)}, [("system", "You are an agent"), ("user", "x")], None),
+        ({"last": "exit code 0$", "replies": ("done",)}, [("user", "x"), ("tool", "all well\nexit code 0")], "done"),
+        ({"last": "exit code 0$", "replies": ("done",)}, [("tool", "exit code 0"), ("user", "x")], None),
+        ({"prompt": r"user\nhello", "replies": ("hi",)}, [("user", "hello there"), ("user", "x")], "hi"),
+        (
+            {"match": r"file (?P<path>\S+)", "replies": (TOOL_REPLY,)},
+            [("user", "read the file a/b.py now")],
+            '<tool_call>{"name": "read", "arguments": {"path": "a/b.py"}}</tool_call>',
+        ),
+        ({"match": "x", "replies": ("{{nothing}}",)}, [("user", "x")], "{{nothing}}"),
+    ],
+)
+def test_conditions_and_groups(rule, messages, reply):
+    assert Rule(**rule).reply(Conversation(tuple(messages))) == reply
+
+
+def counting(asked):
+    return f"turn {asked.turn} of {asked.session}, after {asked.last}"
+
+
+def test_a_function_is_a_script(folder):
+    chat = ChatTokenizer(folder)
+    policy = load_script(f"{__name__}:counting")
+    said = reader(folder, policy).remaining(chat.render(conversation("one", "two", "three")), "s")
+    assert chat.decode(said) == "turn 1 of s, after three"
+
+
+def test_scripts_that_do_not_exist():
+    assert load_script("") is None
+    for source in ("no/such/file.json", "nothing", "tests.no_such:thing", "json:no_such_name"):
+        with pytest.raises(InvalidSpec, match="script"):
+            load_script(source)
