@@ -7,6 +7,7 @@ the conversation; the rendered text is then cut at the remaining (true) markers,
 
 import re
 from collections.abc import Iterable, Mapping
+from itertools import islice
 from typing import Any
 
 _GUARDS = range(0xE000, 0xF8FF)  # private use: no meaning to any tokenizer or template
@@ -26,8 +27,7 @@ class ControlTokens:
 
     def guard_for(self, texts: Iterable[str]) -> str:
         """A character that occurs in none of `texts`."""
-        used = set().union(*map(set, texts))
-        return next(chr(code) for code in _GUARDS if chr(code) not in used)
+        return free_characters(texts, 1)
 
     def protect(self, value: Any, guard: str, *, sampled: bool) -> Any:
         """`value` (a str, or lists and dicts of them) with every control text broken by `guard`.
@@ -38,6 +38,8 @@ class ControlTokens:
         if pattern is None:
             return value
         if isinstance(value, str):
+            if pattern.search(value) is None:
+                return value
             return re.sub(f"(?=({pattern.pattern}))(.)", lambda m: m.group(2) + guard, value, flags=re.DOTALL)
         if isinstance(value, Mapping):
             return {
@@ -60,6 +62,13 @@ class ControlTokens:
         if position < len(rendered):
             pieces.append(rendered[position:].replace(guard, ""))
         return [piece for piece in pieces if piece != ""]
+
+
+def free_characters(texts: Iterable[str], count: int) -> str:
+    """That many different characters, joined, none of which occurs in any of `texts`."""
+    known = list(texts)
+    found = (chr(code) for code in _GUARDS if not any(chr(code) in text for text in known))
+    return "".join(islice(found, count))
 
 
 def strings_in(value: Any) -> Iterable[str]:

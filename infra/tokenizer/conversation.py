@@ -1,11 +1,16 @@
-"""One canonical form per chat message, whatever a harness sent.
+"""One canonical form per chat message, whatever a harness sent, and what of it decides whether two are the same turn.
 
-Invariant: two messages that mean the same to the model have equal canonical forms, so they render to the same ids and
-merge into one node of the trajectory tree; messages that differ for the model stay different (" " is not ""). Fields
-the model never sees (`cache_control`, `refusal`, null extras a client library adds) are gone.
+Invariants: two messages that mean the same to the model have equal canonical forms, so they render to the same ids;
+messages that differ for the model stay different (" " is not ""). Fields the model never sees (`cache_control`,
+`refusal`, null extras a client library adds) are gone, and so are the volatile lines below.
+
+**Volatile lines** (declared rule): a system text that begins with `x-anthropic-billing-header: key=value; ...` loses
+that line. It changes with every call and says nothing to the model. Nothing else is taken out, and nothing at all from
+other roles.
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,6 +18,10 @@ from workflows.messages.errors import InvalidRequest
 
 # What a chat template may read. Everything else is a client library's own bookkeeping.
 _TEXT_FIELDS = ("name", "tool_call_id", "reasoning_content")
+_SYSTEM = ("system", "developer")
+_VOLATILE = re.compile(r"\Ax-anthropic-billing-header:(?:[ \t]*[\w.-]+=[^;\s]*;)+[ \t]*\n*")
+_THOUGHT = re.compile(r"\A\s*<think>(.*?)</think>", re.DOTALL)
+_EXACT_FLOAT = 2.0**53
 
 
 def canonical(message: Mapping[str, Any], *, field: str = "messages") -> dict[str, Any]:
@@ -28,7 +37,8 @@ def canonical(message: Mapping[str, Any], *, field: str = "messages") -> dict[st
     role = message.get("role")
     if not isinstance(role, str) or not role:
         raise InvalidRequest("a message needs a role", field=f"{field}.role")
-    result: dict[str, Any] = {"role": role, "content": _text(message.get("content"), field=f"{field}.content")}
+    content = _text(message.get("content"), field=f"{field}.content", volatile=role in _SYSTEM)
+    result: dict[str, Any] = {"role": role, "content": content}
     for name in _TEXT_FIELDS:
         value = message.get(name)
         if value is not None and value != "":
@@ -43,21 +53,45 @@ def canonical(message: Mapping[str, Any], *, field: str = "messages") -> dict[st
     return result
 
 
-def _text(content: Any, *, field: str) -> str:
+def meaning(form: Mapping[str, Any]) -> str:
+    """What decides whether two messages (in canonical form) are the same turn, as text to compare.
+
+    Of an assistant's message: its text without outer white space (a blank text still differs from none), its calls
+    with arguments as JSON values; not its reasoning, which harnesses drop, keep or empty. Of any other: everything.
+    """
+    if form["role"] == "assistant":
+        text = _THOUGHT.sub("", form["content"], count=1)
+        kept: dict[str, Any] = {
+            "role": "assistant",
+            "content": text.strip() or (text if text is form["content"] else ""),
+        }
+        if form.get("tool_calls"):
+            kept["tool_calls"] = [_call_meaning(call) for call in form["tool_calls"]]
+        form = kept
+    return json.dumps(form, sort_keys=True, ensure_ascii=False)
+
+
+def thinks(form: Mapping[str, Any]) -> bool:
+    """Whether a message (in canonical form) carries reasoning, in its own field or in front of its text."""
+    return bool(form.get("reasoning_content")) or _THOUGHT.match(form["content"]) is not None
+
+
+def _text(content: Any, *, field: str, volatile: bool) -> str:
     if content is None:
         return ""
     if isinstance(content, str):
-        return content
+        return _VOLATILE.sub("", content) if volatile else content
     if not isinstance(content, Sequence):
         raise InvalidRequest("expected text or a list of text parts", field=field)
     pieces: list[str] = []
     for i, part in enumerate(content):
         if isinstance(part, str):
-            pieces.append(part)
+            text = part
         elif isinstance(part, Mapping) and isinstance(part.get("text"), str) and part.get("type", "text") == "text":
-            pieces.append(part["text"])
+            text = part["text"]
         else:
             raise InvalidRequest("only text parts are supported", field=f"{field}.{i}")
+        pieces.append(_VOLATILE.sub("", text) if volatile else text)
     return "".join(pieces)
 
 
@@ -80,6 +114,29 @@ def _object_or_text(text: str) -> Any:
     """A JSON object as a mapping (what templates want); any other text, also cut-off JSON, exactly as it came."""
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
     return value if isinstance(value, dict) else text
+
+
+def _call_meaning(call: Mapping[str, Any]) -> list[Any]:
+    arguments = call["function"]["arguments"]
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except (ValueError, RecursionError):
+            return [call.get("id"), call["function"]["name"], "text", arguments]
+    if arguments in ("", None):
+        arguments = {}
+    return [call.get("id"), call["function"]["name"], "json", _as_javascript(arguments)]
+
+
+def _as_javascript(value: Any) -> Any:
+    """Numbers as a harness in JavaScript writes them again: 1.0 is 1 there."""
+    if isinstance(value, float) and value.is_integer() and abs(value) < _EXACT_FLOAT:
+        return int(value)
+    if isinstance(value, Mapping):
+        return {key: _as_javascript(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_as_javascript(item) for item in value]
+    return value

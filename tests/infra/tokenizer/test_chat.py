@@ -135,8 +135,9 @@ def test_a_template_that_rewrites_earlier_turns_is_a_fork(thinking_chat):
     assert chat.extend(before, said, [{"role": "user", "content": "go"}]) is None
 
 
-def test_ids_that_are_not_of_these_messages_are_refused(chat):
-    assert chat.extend([5, 6, 7], SYSTEM_AND_USER, [{"role": "user", "content": "go"}]) is None
+def test_only_an_answer_is_extended(chat):
+    with pytest.raises(ValueError, match="end with an answer"):
+        chat.extend([5, 6, 7], SYSTEM_AND_USER, [{"role": "user", "content": "go"}])
 
 
 content = st.text(max_size=40) | st.sampled_from(CONTROL_TEXTS)
@@ -144,16 +145,15 @@ roles = st.sampled_from(["system", "user", "assistant", "tool"])
 conversations = st.lists(st.builds(lambda r, c: {"role": r, "content": c}, roles, content), min_size=2, max_size=6)
 
 
-@given(conversations, st.data())
+@given(conversations, content, conversations)
 @settings(deadline=None, max_examples=150)
-def test_appending_equals_rendering_at_once(chat, messages, data):
-    cut = data.draw(st.integers(1, len(messages) - 1))
-    earlier = chat.render(messages[:cut], add_generation_prompt=False)
-    whole = chat.render(messages)
-    assert chat.extend(earlier, messages[:cut], messages[cut:]) == whole
-    if messages[cut - 1]["role"] == "assistant":
-        # The engine stops at its end token: the newline behind it is the template's.
-        assert chat.extend(earlier[:-1], messages[:cut], messages[cut:]) == whole
+def test_appending_equals_rendering_at_once(chat, earlier, answer, new):
+    said = [*earlier, {"role": "assistant", "content": answer}]
+    known = chat.render(said, add_generation_prompt=False)
+    whole = chat.render([*said, *new])
+    # Ended by the engine at its end token, or with the newline behind it, which is the template's.
+    assert chat.extend(known[:-1], said, new) == whole
+    assert chat.extend(known, said, new) == whole
 
 
 @given(conversations)
