@@ -1,7 +1,8 @@
 """What every harness adapter offers, and the data that passes between it and the harness host.
 
 The host executes a LaunchPlan as it stands: writes `files` into the private home (mode 0600), starts `argv` in `cwd`
-with exactly `environment` and an empty standard input, in a session of its own, and asks `outcome` when it has ended.
+with exactly `environment` and the standard input it names, in a session of its own, and asks `outcome` when it has
+ended, with what the harness printed (its middle may be missing: output is capped).
 The host's own reasons (wall limit, cancelled) outrank what `outcome` reads.
 """
 
@@ -37,8 +38,11 @@ class LaunchContext(Message):
     endpoint: str = Field(description="proxy URL of this execution without a dialect's suffix, no slash at the end")
     token: str = Field(description="the execution's secret; the API key")
     model: str = "policy"
+    context_tokens: int = Field(default=131_072, gt=0, description="the policy's context: prompt and answer")
+    output_tokens: int = Field(default=8192, gt=0, description="output budget of one call")
     harness_root: Path = Field(description="where harnesses are installed, one folder each")
     choice: HarnessChoice = HarnessChoice()
+    stdout: Path | None = Field(default=None, description="what it printed, once it has ended")
 
 
 class LaunchPlan(Message):
@@ -47,6 +51,7 @@ class LaunchPlan(Message):
     argv: tuple[str, ...]
     environment: dict[str, str]
     files: dict[str, str] = Field(default={}, description="path relative to the home -> text")
+    stdin: str = Field(default="", description="which of `files` is its standard input; empty: no input")
     cwd: Path
 
 

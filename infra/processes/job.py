@@ -14,6 +14,7 @@ from pathlib import Path
 
 from infra.processes.identity import ProcessIdentity
 from infra.processes.limits import ProcessLimits
+from infra.processes.sandbox import Sandbox
 
 
 def write_atomically(path: Path, text: str, mode: int = 0o600) -> None:
@@ -27,13 +28,18 @@ def write_atomically(path: Path, text: str, mode: int = 0o600) -> None:
 
 @dataclass(frozen=True)
 class Job:
-    """A command to supervise. `marker` is the execution's folder (see `tree.MARKER`), put into the environment."""
+    """A command to supervise. `marker` is the execution's folder (see `tree.MARKER`), put into the environment.
+
+    `stdin`: a file that is its standard input; empty: none. `sandbox`: None runs it unconfined.
+    """
 
     argv: tuple[str, ...]
     env: dict[str, str]
     cwd: str
     marker: str
     limits: ProcessLimits
+    stdin: str = ""
+    sandbox: Sandbox | None = None
 
     def save(self, folder: Path) -> None:
         write_atomically(folder / "job.json", json.dumps(asdict(self)))
@@ -42,7 +48,9 @@ class Job:
     def load(cls, folder: Path) -> "Job":
         data = json.loads((folder / "job.json").read_text())
         limits = ProcessLimits(**data.pop("limits"))
-        return cls(argv=tuple(data.pop("argv")), limits=limits, **data)
+        walls = data.pop("sandbox", None)
+        sandbox = walls and Sandbox(**{key: tuple(v) if isinstance(v, list) else v for key, v in walls.items()})
+        return cls(argv=tuple(data.pop("argv")), limits=limits, sandbox=sandbox, **data)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import fcntl
 import os
 import selectors
 import signal
+import socket
 import time
 from pathlib import Path
 
@@ -19,6 +20,8 @@ from infra.processes.capture import CappedCapture
 from infra.processes.identity import ProcessIdentity
 from infra.processes.job import Job, Result, Started
 from infra.processes.limits import apply_in_child, exceeded, usage_below
+from infra.processes.relay import Relay
+from infra.processes.sandbox import receive_door
 from infra.processes.tree import MARKER, descendants, end_all, living, marked
 
 _PR_SET_CHILD_SUBREAPER = 36
@@ -67,7 +70,8 @@ class _Supervision:
             began, clock = time.time(), time.monotonic()
             problem = self._start(captures)
             if problem:
-                self._reap()
+                self._end_everything("cancelled")
+                self._drain()
                 return Result(end="unstartable", detail=problem, ended_at=time.time())
             runner = ProcessIdentity.of(os.getpid())
             if runner is None:
@@ -80,7 +84,7 @@ class _Supervision:
             dropped = {name: capture.close() for name, capture in captures.items()}
         return Result(
             end=end,
-            exit_code=None if self._status is None else os.waitstatus_to_exitcode(self._status),
+            exit_code=self._exit_code(),
             seconds=seconds,
             ended_at=time.time(),
             stdout_bytes=captures["stdout"].total,
@@ -90,6 +94,13 @@ class _Supervision:
             left_over=left_over,
             survivors=survivors,
         )
+
+    def _exit_code(self) -> int | None:
+        """Negative for a signal. A sandbox reports its command's signal as a shell does: 128 and the number."""
+        if self._status is None:
+            return None
+        code = os.waitstatus_to_exitcode(self._status)
+        return 128 - code if self._job.sandbox is not None and 128 < code <= 192 else code
 
     def _become_subreaper(self) -> None:
         if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
@@ -111,19 +122,33 @@ class _Supervision:
     def _start(self, captures: dict[str, CappedCapture]) -> str:
         """Fork and exec the command; returns why it could not be started, or an empty text."""
         out, err, failure = (os.pipe2(os.O_CLOEXEC) for _ in range(3))
+        channel, far_channel = socket.socketpair()
         self._command = os.fork()
         if self._command == 0:
-            self._exec(out[1], err[1], failure[1])
+            self._exec(out[1], err[1], failure[1], far_channel.fileno())
         for _, writer in (out, err, failure):
             os.close(writer)
-        with os.fdopen(failure[0], "rb") as pipe:
-            problem = pipe.read().decode(errors="replace")
+        far_channel.close()
+        with os.fdopen(failure[0], "rb") as pipe, channel:
+            problem = pipe.read().decode(errors="replace") or self._open_door(channel)
         for reader, capture in ((out[0], captures["stdout"]), (err[0], captures["stderr"])):
             os.set_blocking(reader, False)
             self._selector.register(reader, selectors.EVENT_READ, capture)
         return problem
 
-    def _exec(self, out: int, err: int, failure: int) -> None:
+    def _open_door(self, channel: socket.socket) -> str:
+        """Wait until the command is about to start in its sandbox, and serve its one port; returns why it was not."""
+        sandbox = self._job.sandbox
+        if sandbox is None:
+            return ""
+        door = receive_door(channel)
+        if isinstance(door, str):
+            return door
+        if door is not None:
+            Relay(door, sandbox.behind_host, sandbox.behind_port).start()
+        return ""
+
+    def _exec(self, out: int, err: int, failure: int, channel: int) -> None:
         """In the child: never returns."""
         try:
             os.setsid()
@@ -136,13 +161,19 @@ class _Supervision:
                 signal.SIGXFSZ,
             ):
                 signal.signal(number, signal.SIG_DFL)
-            null = os.open(os.devnull, os.O_RDONLY)
-            for source, target in ((null, 0), (out, 1), (err, 2)):
+            job, argv = self._job, self._job.argv
+            given = os.open(job.stdin or os.devnull, os.O_RDONLY)
+            for source, target in ((given, 0), (out, 1), (err, 2)):
                 os.dup2(source, target)
-            os.chdir(self._job.cwd)
+            os.chdir(job.cwd)
             os.umask(0o022)
-            apply_in_child(self._job.limits)
-            os.execvpe(self._job.argv[0], self._job.argv, {**self._job.env, MARKER: self._job.marker})
+            if job.sandbox is not None:
+                argv = job.sandbox.command(argv, job.cwd, channel)
+                os.set_inheritable(channel, True)
+                # A polite end is for the command, not for the walls around it.
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            apply_in_child(job.limits)
+            os.execvpe(argv[0], argv, {**job.env, MARKER: job.marker})
         except BaseException as error:
             os.write(failure, f"{self._job.argv[0]}: {error}".encode(errors="replace")[:1000])
         finally:

@@ -1,0 +1,35 @@
+"""What a harness printed, when it prints one JSON object a line.
+
+The record is capped, so its middle may be missing, a line may be cut, and other text may lie between.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+
+def events(printed: Path | None) -> Iterator[dict[str, Any]]:
+    """The objects in order; lines that are none are passed over. Nothing if the file cannot be read."""
+    if printed is None:
+        return
+    try:
+        with printed.open(encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                if not line.startswith("{"):
+                    continue
+                try:
+                    event = json.loads(line)
+                except ValueError:
+                    continue
+                yield event
+    except OSError:
+        return
+
+
+def text_of(value: Any) -> str:
+    """The text of a message's content, whatever its shape: a string, or parts with `text`."""
+    if isinstance(value, str):
+        return value
+    parts = value if isinstance(value, list) else []
+    return "\n".join(str(part.get("text") or "") for part in parts if isinstance(part, dict))
