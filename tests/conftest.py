@@ -4,8 +4,16 @@ Property tests take the same examples every time and have no time limit of their
 nothing. `pytest --hypothesis-profile=explore` looks further.
 """
 
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
 import pytest
 from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    from sqlalchemy import Engine
+
+    from tests.postgresql import PostgreSQL
 
 settings.register_profile("steady", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("explore", settings.get_profile("steady"), derandomize=False, max_examples=500)
@@ -14,3 +22,30 @@ settings.load_profile("steady")
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.get_closest_marker("slow") is not None)
+
+
+@pytest.fixture(scope="session")
+def postgresql() -> "Iterator[PostgreSQL]":
+    """A PostgreSQL server, started when the first test asks for it."""
+    from tests.postgresql import running_server
+
+    with running_server() as server:
+        yield server
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database_url(request: pytest.FixtureRequest, tmp_path) -> str:
+    """URL of a database of this test's own, on each of the two kinds."""
+    if request.param == "postgresql":
+        return request.getfixturevalue("postgresql").new_database()
+    return f"sqlite:///{tmp_path / 'records.db'}"
+
+
+@pytest.fixture
+def database(database_url: str) -> "Iterator[Engine]":
+    """That database, with the tables of a run."""
+    from infra.records.database import open_database
+
+    engine = open_database(database_url, create=True)
+    yield engine
+    engine.dispose()

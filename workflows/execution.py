@@ -66,16 +66,20 @@ class AgentExecution(Parking):
         harness = ids.harness_queue(self.spec.run)
         try:
             prepared = await call(steps.PREPARE_WORKSPACE, self.spec, queue=harness, give_up_seconds=PREPARE_SECONDS)
+            ran = prepared.prepared
+            self.evaluation = Evaluation(outcome=Outcome.NO_ARTIFACT, detail=prepared.reason[:500])
         except ActivityError as error:
             self._never_ran(error)
+            ran = False
+        if ran:
+            self.enter_phase("RUN")
+            await self._run_harness()
+            self.enter_phase("EVALUATE")
+            await self._evaluate(harness)
+        if self.evaluation.outcome is Outcome.NO_ARTIFACT and self.spec.no_artifact == "zero":
+            self.evaluation = Evaluation(outcome=Outcome.SCORED, reward=0.0, detail=self.evaluation.detail)
+        elif not ran:
             return
-        if not prepared.prepared:
-            self.evaluation = Evaluation(outcome=Outcome.NO_ARTIFACT, detail=prepared.reason[:500])
-            return
-        self.enter_phase("RUN")
-        await self._run_harness()
-        self.enter_phase("EVALUATE")
-        await self._evaluate(harness)
         self.enter_phase("PROCESS")
         await self._process(harness)
 

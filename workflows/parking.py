@@ -15,6 +15,7 @@ from temporalio import workflow
 from temporalio.common import SearchAttributeKey, SearchAttributeUpdate
 from temporalio.exceptions import ActivityError, ApplicationError, CancelledError
 
+from workflows.commands import resume_command
 from workflows.messages.base import Message
 from workflows.messages.transition import Resolution
 from workflows.steps import Step
@@ -89,6 +90,7 @@ class Parking:
 
     _blocked: tuple[_Blocked, ...] = ()
     _phase: str = ""
+    _overview: str = ""
 
     @workflow.update
     async def resolve_step(self, resolution: Resolution) -> str:
@@ -115,6 +117,12 @@ class Parking:
         if phase != self._phase:
             self._phase = phase
             upsert(PHASE.value_set(phase))
+
+    def show(self, overview: str) -> None:
+        """Show how things stand in the web UI (Markdown), below whatever is blocked; set only when it has changed."""
+        if overview != self._overview:
+            self._overview = overview
+            self._show_details()
 
     async def parked_call(
         self,
@@ -148,27 +156,27 @@ class Parking:
         blocked = _Blocked(step, reason, self._phase if not self._blocked else self._blocked[0].phase_before)
         self._blocked = (*self._blocked, blocked)
         self.enter_phase("BLOCKED")
-        self._show_blocked()
+        self._show_details()
         try:
             await workflow.wait_condition(lambda: blocked.resolution is not None or interrupted())
         finally:
             self._blocked = tuple(other for other in self._blocked if other is not blocked)
-            self._show_blocked()
+            self._show_details()
             if not self._blocked:
                 self.enter_phase(blocked.phase_before)
         return blocked.resolution
 
-    def _show_blocked(self) -> None:
-        """The details in the web UI: what failed, and the exact command to go on."""
-        if not self._blocked:
-            workflow.set_current_details("")
-            return
-        blocked, workflow_id = self._blocked[0], workflow.info().workflow_id
-        command = f"temporal workflow update execute --workflow-id {workflow_id} --name resolve_step --input"
-        workflow.set_current_details(
-            f"**{blocked.step}** failed for good: {blocked.reason}\n\nTo go on:\n\n    {command} '\"retry\"'\n\n"
-            'or `"skip"`, `"abort"`.'
-        )
+    def _show_details(self) -> None:
+        """The details in the web UI: what failed and the exact command to go on, then how things stand."""
+        parts = [self._overview] if self._overview else []
+        if self._blocked:
+            blocked, command = self._blocked[0], resume_command(workflow.info().workflow_id)
+            parts.insert(
+                0,
+                f"**{blocked.step}** failed for good: {blocked.reason}\n\nTo go on:\n\n    {command}\n\n"
+                'or `"skip"`, `"abort"` in the place of `"retry"`.',
+            )
+        workflow.set_current_details("\n\n".join(parts))
 
 
 def stop_if_cancelled() -> None:

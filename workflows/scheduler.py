@@ -30,6 +30,7 @@ from workflows.messages.scheduling import (
     OpenBurst,
 )
 from workflows.messages.transition import Direction
+from workflows.overview import overview
 from workflows.policy.dispatch import launchable, top_up
 from workflows.policy.state import Decision, PolicyState, Verdict
 from workflows.policy.waterlevel import after_publish, core_may_stay, decide
@@ -168,6 +169,7 @@ class Scheduler(Errands):
                 raise self.broken
             self.dirty = False
             recheck = self._act()
+            self._show_overview()
             if self._rolls() and not (self.jobs or self.dirty) and workflow.all_handlers_finished():
                 workflow.continue_as_new(self._carry())
 
@@ -209,6 +211,13 @@ class Scheduler(Errands):
         self._end_if_over()
         self._send_idle_home()
         return self._decide()
+
+    def _show_overview(self) -> None:
+        """Once per turn of the main loop, however many signals came."""
+        names = [request.spec.name for request in self.waiting]
+        burst = self.burst.name if self.burst is not None else None
+        ready, version = len(self.accounts.ready), self.weights.version
+        self.show(overview(self._policy_state(), version=version, burst=burst, waiting=names, ready=ready))
 
     def _launch(self) -> None:
         capacity = self.cells.capacity(self.weights.version)
@@ -255,15 +264,16 @@ class Scheduler(Errands):
         changed = ending.weights.version != self.weights.version
         self.weights, self.committed = ending.weights, None
         self._note("publish", None, (f"version {self.weights.version}", "changed" if changed else "unchanged"))
+        cells = sorted(self.cells.entries.items())
         self.staying, self.stay_until = self._core_stays(), workflow.time() + STAY_SECONDS
-        for cell, entry in sorted(self.cells.entries.items()):
-            if entry.role is CellRole.TRAINING and not (cell == 0 and self.staying):
-                self._note("return", cell, ("burst ended",))
-                self._move(cell, Direction.TO_ROLLOUT, CellRole.TO_ROLLOUT)
-            elif entry.role is not CellRole.TRAINING and changed:
+        for cell, entry in cells:
+            if entry.role is CellRole.TRAINING:
+                self._return(cell, "burst ended")
+            elif changed:
                 self._move(cell, Direction.PUBLISH, entry.role)
 
     def _core_stays(self) -> bool:
+        """Whether the core stays in training for the burst that follows; if not, it is sent back with the reason."""
         burst = self.burst
         if burst is None or not burst.follows or self.burst_cancelled or self.cells.role(0) is not CellRole.TRAINING:
             return False
@@ -272,7 +282,15 @@ class Scheduler(Errands):
         decision = core_may_stay(state, groups * burst.executions_per_group)
         stays = decision.verdict is Verdict.MOVE
         self._note("stay" if stays else "return", 0, (decision.reason.value, decision.detail), state)
+        if not stays:
+            self._move(0, Direction.TO_ROLLOUT, CellRole.TO_ROLLOUT)
         return stays
+
+    def _return(self, cell: int, reason: str) -> None:
+        """Send a cell in training back to rollout, unless it is the core and stays (or is on its way already)."""
+        if self.cells.role(cell) is CellRole.TRAINING and not (cell == 0 and self.staying):
+            self._note("return", cell, (reason,))
+            self._move(cell, Direction.TO_ROLLOUT, CellRole.TO_ROLLOUT)
 
     def _end_if_over(self) -> None:
         """A burst that ends: publish once, then wait until no cell is on its way any more."""
@@ -295,8 +313,7 @@ class Scheduler(Errands):
             self._publish(self.ending)
         # A cell that was on its way into training when the burst ended is sent back at once.
         for cell in self.cells.in_role(CellRole.TRAINING):
-            if not (cell == 0 and self.staying):
-                self._move(cell, Direction.TO_ROLLOUT, CellRole.TO_ROLLOUT)
+            self._return(cell, "came into training after the burst had ended")
         serving = self.cells.serving(self.weights.version)
         if set(self.cells.in_role(CellRole.TO_TRAINING, CellRole.TO_ROLLOUT, CellRole.ROLLOUT)) == set(serving):
             absent = {cell: entry for cell, entry in self.cells.entries.items() if cell not in serving}

@@ -1,25 +1,33 @@
 """From the records of one execution to its stored trajectory: tree, selection, targets.
 
 Only calls whose answer was delivered to its end are trained; failed, undelivered and open ones are not, and neither
-are side calls. The result is a pure function of the records and the execution's seed, so a retry stores the same.
+are side calls. The result is a pure function of the records, the execution's seed and the burst's selection settings,
+so a retry stores the same.
 """
 
 import asyncio
+import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
 from sqlalchemy import Engine
 from temporalio import activity
 
-from activities.trajectories.artifact import encode_trajectory
-from activities.trajectories.roles import rank
-from activities.trajectories.selection import select_paths
-from activities.trajectories.tree import Call, Tree
+from activities.trajectories.artifact import TrajectoryTree, encode_trajectory
+from activities.trajectories.branches import Reason, steps
+from activities.trajectories.calls import Call, load_calls
+from activities.trajectories.harvest import harvest
+from activities.trajectories.selection import ChosenPath, Leaf, candidates, on_paths, select_paths
+from activities.trajectories.tree import Tree
 from infra.objects import ObjectStore
-from infra.records.calls import RecordedCall, calls_of
 from infra.records.executions import ExecutionRecords, Trajectory, execution_of
+from workflows.messages.burst import Selection
 from workflows.messages.execution import ExecutionSpec, ProcessedExecution
+
+_log = logging.getLogger(__name__)
+UNMERGED_SHARE, UNMERGED_AT_LEAST = 0.5, 6
+"""More unmerged calls than this share, and than that share of so many calls, is worth a warning."""
 
 
 class RecordsEnd(Protocol):
@@ -47,41 +55,54 @@ class ProcessingActivities:
         if row is not None and row.processed is not None:
             return row.processed.processed
         with self._engine.connect() as connection:
-            recorded = calls_of(connection, execution)
-        blob, processed = process(execution, recorded, seed=spec.seed)
-        payload = self._objects.put(f"trajectories/{execution}.safetensors", blob)
-        self._records.keep_trajectory(execution, Trajectory(payload=payload, processed=processed))
+            recorded = load_calls(connection, execution)
+        grown = grow(execution, recorded, seed=spec.seed, selection=spec.selection)
+        trajectory = harvest(execution, grown.tree, grown.chosen)
+        processed = summary(grown, trajectory)
+        if processed.unmerged_calls > UNMERGED_SHARE * max(processed.calls, UNMERGED_AT_LEAST):
+            _log.warning(
+                "%s: %d of %d calls neither begin nor go on with a recorded history, which costs %.1f times the "
+                "tokens; does something in its prompts change with every call?",
+                execution,
+                processed.unmerged_calls,
+                processed.calls,
+                processed.expanded_tokens / max(processed.unique_tokens, 1),
+            )
+        payload = self._objects.put(f"trajectories/{execution}.safetensors", encode_trajectory(trajectory))
+        self._records.keep_trajectory(spec, Trajectory(payload=payload, processed=processed))
         return processed
 
 
-def process(execution: str, recorded: Sequence[RecordedCall], *, seed: int) -> tuple[bytes, ProcessedExecution]:
-    """The blob of an execution's chosen paths, and its counts; `calls` counts the finished ones of every role."""
-    tree = Tree([_call(one) for one in recorded if is_trainable(one)])
-    chosen = select_paths(tree.paths(), seed=f"{execution}/{seed}")
-    blob = encode_trajectory(execution, chosen, tree.calls)
-    versions = [one.path.versions[one.targets] for one in chosen]
-    trained = np.concatenate([np.zeros(0, np.int64), *versions])
-    return blob, ProcessedExecution(
-        calls=sum(one.state == "finished" for one in recorded),
-        paths=len(chosen),
-        target_tokens=len(trained),
+@dataclass(frozen=True, eq=False)
+class GrownTree:
+    """An execution's tree, the paths that could be trained, and those that are."""
+
+    tree: Tree
+    leaves: list[Leaf]
+    chosen: list[ChosenPath]
+
+
+def grow(execution: str, recorded: Sequence[Call], *, seed: int, selection: Selection) -> GrownTree:
+    """Tree and selection of an execution, the same whenever it is asked for."""
+    tree = Tree(recorded, selection.role_priority)
+    chosen = select_paths(
+        tree, seed=f"{execution}/{seed}", limit=selection.most_paths, priority=selection.role_priority
+    )
+    return GrownTree(tree, candidates(tree), chosen)
+
+
+def summary(grown: GrownTree, trajectory: TrajectoryTree) -> ProcessedExecution:
+    """The counts; `calls` counts the finished ones of every role."""
+    trained = trajectory.versions[trajectory.versions >= 0]
+    apart = (Reason.EDITED, Reason.UNRELATED, Reason.TEMPLATE)
+    return ProcessedExecution(
+        calls=sum(call.state == "finished" for call in grown.tree.calls),
+        paths=len(grown.chosen),
+        target_tokens=trajectory.target_tokens,
         oldest_version=int(trained.min()) if len(trained) else None,
         newest_version=int(trained.max()) if len(trained) else None,
-    )
-
-
-def is_trainable(call: RecordedCall) -> bool:
-    """Whether a call's output can be a target: delivered whole, of a trained role, with something before it."""
-    return call.state == "finished" and rank(call.role) is not None and bool(call.prompt_ids and call.output_ids)
-
-
-def _call(recorded: RecordedCall) -> Call:
-    return Call(
-        call=recorded.call,
-        sequence=recorded.sequence,
-        role=recorded.role,
-        prompt=np.asarray(recorded.prompt_ids, dtype=np.int32),
-        output=np.asarray(recorded.output_ids, dtype=np.int32),
-        logprobs=np.asarray(recorded.output_logprobs, dtype=np.float32),
-        versions=np.asarray(recorded.versions, dtype=np.int64),
+        candidates=len(grown.leaves),
+        unique_tokens=sum(grown.tree.nodes[node].length for node in on_paths(grown.tree, grown.leaves)),
+        expanded_tokens=sum(grown.tree.nodes[leaf.node].end for leaf in grown.leaves),
+        unmerged_calls=sum(step.reason in apart for step in steps(grown.tree)),
     )

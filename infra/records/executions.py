@@ -117,11 +117,13 @@ class ExecutionRecords:
             row = get_execution(connection, execution)
         return evaluation if row is None or row.evaluation is None else row.evaluation
 
-    def keep_trajectory(self, execution: str, trajectory: Trajectory) -> None:
+    def keep_trajectory(self, spec: ExecutionSpec, trajectory: Trajectory) -> None:
+        """Record where the trajectory lies; of an execution that was never prepared too."""
+        self._ensure(spec, token_sha256="", workspace="")
         with self._engine.begin() as connection:
             connection.execute(
                 update(executions)
-                .where(executions.c.execution == execution)
+                .where(executions.c.execution == execution_of(spec))
                 .values(trajectory=trajectory.model_dump(mode="json"))
             )
 

@@ -15,9 +15,35 @@ Token arrays are zstd-compressed little-endian arrays in the row (`infra.records
 Times are seconds since the epoch (float, UTC).
 """
 
-from sqlalchemy import JSON, Boolean, Column, Float, Index, Integer, LargeBinary, MetaData, String, Table, Text
+from typing import Any
+
+from sqlalchemy import (
+    JSON,
+    Boolean,
+    Column,
+    Float,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    Text,
+    TypeDecorator,
+)
 
 metadata = MetaData()
+
+
+class FreeText(TypeDecorator[str]):
+    """Text of any origin, made fit for every database: without NUL and lone surrogates."""
+
+    impl = Text
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, dialect: Any) -> str | None:
+        return None if value is None else value.encode("utf-8", "replace").decode().replace("\0", "\ufffd")
+
 
 executions = Table(
     "executions",
@@ -48,7 +74,7 @@ executions = Table(
     Column("reward", Float),
     Column("model_calls", Integer, nullable=False, default=0),
     Column("trajectory", JSON),  # {payload: ArtifactRef, processed: ProcessedExecution}
-    Column("detail", Text),
+    Column("detail", FreeText),
 )
 
 calls = Table(
@@ -77,7 +103,7 @@ calls = Table(
     Column("imposed", JSON),  # the sampling really used
     Column("request_sha256", String(64)),  # recognises a duplicate send
     Column("history_sha256", String(64)),  # chain of its messages and its answer: how a later call finds it
-    Column("error", Text),
+    Column("error", FreeText),
     Index("calls_of_execution", "execution", "sequence"),
 )
 
@@ -98,7 +124,8 @@ segments = Table(
     Column("cached_tokens", Integer),  # of those, found in the engine's cache
     Column("kv_waited", Boolean, nullable=False, default=False),  # waited for a KV hand-off
     Column("output_tokens", Integer, nullable=False, default=0),
-    Column("ended", String(20)),  # stop | length | abort | died | refused
+    Column("ended", String(20)),  # stop | length | abort | died | refused | discarded (the call began again)
+    Column("mixed_kv_tokens", Integer, nullable=False, default=0),  # last output tokens over KV of older weights
 )
 
 engines = Table(
@@ -123,6 +150,15 @@ routes = Table(
     Column("execution", String(200), primary_key=True),
     Column("engine", String(40), nullable=False),
     Column("updated_at", Float, nullable=False),
+)
+
+reroutes = Table(
+    "reroutes",
+    metadata,
+    Column("lease", String(200), primary_key=True),
+    Column("engine", String(40), nullable=False),
+    Column("plan", JSON, nullable=False),  # workflows.messages.routing.ReroutePlan
+    Column("made_at", Float, nullable=False),
 )
 
 groups = Table(

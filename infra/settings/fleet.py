@@ -40,6 +40,7 @@ class Fleet(Message):
     kv_handoff: bool = True
     kv_host_tokens: int = Field(default=65536, ge=0, description="host pool of the KV linker, in tokens")
     keep_checkpoints: int = Field(default=3, ge=1)
+    keep_workspaces: bool = Field(default=True, description="of closed executions, with their logs")
 
     @model_validator(mode="after")
     def _cells_are_numbered(self) -> "Fleet":

@@ -1,6 +1,8 @@
 """The double of one boot of one cell worker: every step of a cell queue and of the stream, on plain sets."""
 
 import asyncio
+import time
+from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +11,7 @@ from temporalio.client import Client
 from temporalio.worker import Worker
 
 from infra.temporal.failures import FailureInterceptor
+from tests.workflows.faults import step
 from tests.workflows.server import connect
 from workers.registration import activities_of
 from workflows.messages import ids
@@ -94,7 +97,7 @@ class FakeCell:
         if self.serving is not None:
             await asyncio.gather(self.serving, return_exceptions=True)
 
-    async def _do(self, name: str, argument: Any) -> Any:
+    async def perform(self, name: str, work: Callable[..., Any], argument: Any) -> Any:
         """The frame of every step: log, misbehave as planned, heartbeat, work."""
         self.world.calls.append((name, argument))
         if self.dead:
@@ -108,70 +111,83 @@ class FakeCell:
         if self.dead:
             await self.world.faults.hang()
         activity.heartbeat()
-        result = await getattr(self, f"_{name}")(argument)
+        result = await work(self, argument)
         if fault is not None and fault.after:
             await self.world.faults.strike(fault)
         return result
 
     # --- role changes
 
-    async def _retain_kv(self, request: RetainKv) -> None:
+    @step
+    async def retain_kv(self, request: RetainKv) -> None:
         pass
 
-    async def _pull_kv(self, request: PullKv) -> KvPulled:
+    @step
+    async def pull_kv(self, request: PullKv) -> KvPulled:
         return KvPulled(arrived=request.executions, tokens=7 * len(request.executions), bytes=100)
 
-    async def _release_kv(self, request: CellLease) -> None:
+    @step
+    async def release_kv(self, request: CellLease) -> None:
         pass
 
-    async def _await_quiet(self, request: CellLease) -> None:
+    @step
+    async def await_quiet(self, request: CellLease) -> None:
         if self.world.doors.get(self.index) is not None:
             raise ActorUnavailable("the door is still open")
 
-    async def _release_rollout(self, request: CellLease) -> None:
+    @step
+    async def release_rollout(self, request: CellLease) -> None:
         self.rollout_memory, self.engine = False, None
 
-    async def _restore_training(self, request: CellLease) -> None:
+    @step
+    async def restore_training(self, request: CellLease) -> None:
         if self.rollout_memory:
             self.world.problem(f"cell {self.index}: training restored while rollout memory is held")
         self.training_memory = True
 
-    async def _leave_stream(self, request: CellLease) -> None:
+    @step
+    async def leave_stream(self, request: CellLease) -> None:
         await self._close_stream()
 
-    async def _release_training(self, request: CellLease) -> None:
+    @step
+    async def release_training(self, request: CellLease) -> None:
         self.batch, self.accumulated, self.training_memory = None, {}, False
 
-    async def _resume_rollout(self, request: CellLease) -> None:
+    @step
+    async def resume_rollout(self, request: CellLease) -> None:
         if self.training_memory:
             self.world.problem(f"cell {self.index}: rollout resumed while training memory is held")
         if not self.rollout_memory:
             self.rollout_memory, self.engine = True, None
 
-    async def _load_weights(self, request: LoadWeights) -> None:
+    @step
+    async def load_weights(self, request: LoadWeights) -> None:
         if not self.rollout_memory:
             raise VersionMismatch("no rollout memory to load into")
         self.engine = request.weights
 
-    async def _verify_engine(self, request: LoadWeights) -> EngineVerified:
+    @step
+    async def verify_engine(self, request: LoadWeights) -> EngineVerified:
         if self.engine != request.weights:
             raise VersionMismatch(f"the engine holds {self.engine}")
         return EngineVerified(weights=request.weights)
 
     # --- batches
 
-    async def _join_batch(self, request: JoinBatch) -> None:
+    @step
+    async def join_batch(self, request: JoinBatch) -> None:
         if self.batch != request.batch:
             self.batch, self.accumulated = request.batch, {}
         self.sealed = False
         await self._open_stream(request.batch, request.in_flight_depth)
 
-    async def _run_micro_step(self, task: MicroStepTask) -> MicroStepDone:
+    @step
+    async def run_micro_step(self, task: MicroStepTask) -> MicroStepDone:
         step = task.micro_step
         await self.world.client.get_workflow_handle(step.batch).signal("claimed", step.index)
         if self.batch != step.batch or self.sealed:
             raise Fenced(f"cell {self.index} is not open for {step.batch}")
-        await self._beat(self.world.micro_step_seconds)
+        await self._compute()
         if self.dead:
             await self.world.faults.hang()
         self.accumulated[step.index] = max(task.emission, self.accumulated.get(step.index, 0))
@@ -180,7 +196,8 @@ class FakeCell:
         )
         return MicroStepDone(accepted=accepted, loss=0.5)
 
-    async def _seal_batch(self, request: SealBatch) -> Sealed:
+    @step
+    async def seal_batch(self, request: SealBatch) -> Sealed:
         await self._close_stream()
         self.sealed = True
         return Sealed(
@@ -190,7 +207,8 @@ class FakeCell:
             weights=self.world.committed,
         )
 
-    async def _combine_update(self, request: CombineUpdate) -> UpdateApplied:
+    @step
+    async def combine_update(self, request: CombineUpdate) -> UpdateApplied:
         summed: list[int] = []
         for account in request.participants:
             cell = self.world.cells[account.cell]
@@ -204,7 +222,8 @@ class FakeCell:
         weights = Weights(version=version, checksum=f"{request.batch}@{version}")
         return UpdateApplied(weights=weights, checkpoint=f"v{version}", grad_norm=1.0)
 
-    async def _release_batch(self, request: ReleaseBatch) -> None:
+    @step
+    async def release_batch(self, request: ReleaseBatch) -> None:
         await self._close_stream()
         if self.batch == request.batch:
             if not request.discard and self.world.commits.get(request.batch) is None:
@@ -228,27 +247,10 @@ class FakeCell:
         if stream is not None and not stream.is_shutdown:
             await stream.shutdown()
 
-    async def _beat(self, seconds: float) -> None:
-        for _ in range(max(1, int(seconds / 0.5))):
+    async def _compute(self) -> None:
+        """As long as a micro-step takes, or until the test lets it end."""
+        begun = time.monotonic()
+        activity.heartbeat()
+        while time.monotonic() < begun + self.world.micro_step_seconds or not self.world.may_finish(self):
+            await asyncio.sleep(0.1)
             activity.heartbeat()
-            await asyncio.sleep(min(seconds, 0.5))
-
-
-_STEPS = """
-retain_kv pull_kv release_kv await_quiet release_rollout restore_training leave_stream release_training resume_rollout
-load_weights verify_engine join_batch run_micro_step seal_batch combine_update release_batch
-"""
-
-
-def _step(name: str) -> Any:
-    async def run(self, argument: Any) -> Any:
-        return await self._do(name, argument)
-
-    kinds = getattr(FakeCell, f"_{name}").__annotations__
-    run.__name__ = run.__qualname__ = name
-    run.__annotations__ = {"argument": next(kinds[key] for key in kinds if key != "return"), "return": kinds["return"]}
-    return activity.defn(name=name)(run)
-
-
-for _name in _STEPS.split():
-    setattr(FakeCell, _name, _step(_name))

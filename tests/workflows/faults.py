@@ -5,6 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from temporalio import activity
+
 from workflows.messages.errors import GyreError
 
 
@@ -66,3 +68,16 @@ class Faults:
         """As a dead process: no heartbeat, no answer, until the test is over."""
         await self.closing.wait()
         raise asyncio.CancelledError
+
+
+def step(work: Callable[..., Any]) -> Callable[..., Any]:
+    """An activity of this name whose double, which has a method `perform`, does `work` in its own frame."""
+    name = work.__name__
+
+    async def run(self: Any, argument: Any) -> Any:
+        return await self.perform(name, work, argument)
+
+    kinds = dict(work.__annotations__)
+    run.__name__ = run.__qualname__ = name
+    run.__annotations__ = {"return": kinds.pop("return"), "argument": next(iter(kinds.values()))}
+    return activity.defn(name=name)(run)

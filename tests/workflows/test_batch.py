@@ -9,15 +9,19 @@ from workflows.messages.errors import ActorUnavailable, Fenced, TransferFailed
 pytestmark = pytest.mark.timeout(400)
 
 WIDE = {"groups_per_step": 4, "policy": {"hold_seconds": 0, "supply_fraction": 0, "in_flight_depth": 1}}
-"""Enough groups, claimed slowly enough, that a satellite joins."""
+"""Enough groups, claimed one after the other, that a satellite joins."""
 
 
 async def both_train(world: FakeWorld):
-    """A burst with core and satellite in training, both with micro-steps in their sums."""
-    world.micro_steps, world.micro_step_seconds = 3, 1.0
+    """A burst with core and satellite in training, each with one micro-step in its sum and held at the next one."""
+    world.micro_steps, world.may_finish = 3, lambda cell: not cell.accumulated
     burst = await world.start_burst(**WIDE)
     await world.eventually(lambda: all(world.cells[cell].accumulated for cell in (0, 1)), seconds=200)
     return burst
+
+
+def go_on(world: FakeWorld) -> None:
+    world.may_finish = lambda cell: True
 
 
 def emissions(world: FakeWorld) -> list[int]:
@@ -26,6 +30,7 @@ def emissions(world: FakeWorld) -> list[int]:
 
 async def committed(world: FakeWorld, burst) -> dict[str, int]:
     """The burst's only step: twelve micro-steps, each once (the world checks which). Cell -> what it counts for."""
+    go_on(world)
     report = await burst.result()
     assert report.version == 1
     assert sum(report.steps[0].cells.values()) == 12
@@ -79,6 +84,7 @@ async def test_a_satellite_that_cannot_come_back_is_done_without(world: FakeWorl
 async def test_the_core_is_lost_while_it_combines(world: FakeWorld):
     burst = await both_train(world)
     world.faults.add("combine_update", hang=True)
+    go_on(world)
     await world.eventually(lambda: world.called("combine_update"), seconds=200)
     await world.boot(0)
     await committed(world, burst)
@@ -95,6 +101,7 @@ async def test_an_account_that_differs_voids_the_whole_gradient_of_its_cell(worl
 
     fault = world.faults.add("seal_batch", when=tamper)
     burst = await both_train(world)
+    go_on(world)
     await world.eventually(lambda: world.called("seal_batch"), seconds=200)
     await world.eventually(lambda: [r for r in world.called("release_batch") if r.discard and r.cell == 1], seconds=200)
     fault.times = 0
@@ -113,6 +120,7 @@ async def test_a_satellite_dies_and_does_not_come_back(world: FakeWorld):
     """Its heartbeats and its queue time out; the batch ends without it, and so does the burst."""
     burst = await both_train(world)
     await world.cells[1].die()
+    go_on(world)
     report = await burst.result()
     assert report.steps[0].cells == {"0": 12}
     state = await world.state()

@@ -6,7 +6,8 @@ import pytest
 from temporalio.client import WorkflowFailureError
 from temporalio.exceptions import ApplicationError
 
-from tests.workflows.world import FakeWorld, watching
+from tests.workflows.watching import watching
+from tests.workflows.world import FakeWorld, names_of
 from workflows.messages import ids
 from workflows.messages.burst import BurstReport
 
@@ -34,10 +35,13 @@ async def test_a_burst_runs_to_its_end_with_exact_counters(world: FakeWorld):
 
 async def test_bursts_queue_and_keep_their_groups_and_positions(world: FakeWorld):
     """Cases 38, 52, 53: surplus groups go on in order; every task once; the same number outstanding each time."""
-    first = await world.start_burst("first", carry_over=1.5)
-    second = await world.start_burst("second", carry_over=1.5)
-    third = await world.start_burst("third", final=True)
-    evaluation = await world.start_burst("score", purpose="evaluate", groups_per_step=3)
+    world.harness_seconds = lambda spec: 1000.0  # the first is at work until the others wait
+    first = await world.start_in_order("first", carry_over=1.5)
+    second = await world.start_in_order("second", carry_over=1.5)
+    third = await world.start_in_order("third", final=True)
+    evaluation = await world.start_in_order("score", purpose="evaluate", groups_per_step=3)
+    assert names_of(await world.state()) == ["first", "second", "third", "score"]
+    world.harness_seconds = lambda spec: 0.0
     reports = await asyncio.gather(*(handle.result() for handle in (first, second, third, evaluation)))
     assert [report.executions for report in reports] == [10, 4, 0, 6]
     assert reports[3].mean_reward == 0.5

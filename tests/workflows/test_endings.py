@@ -6,7 +6,8 @@ import pytest
 from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError
 from temporalio.exceptions import CancelledError
 
-from tests.workflows.world import FakeWorld, watching
+from tests.workflows.watching import watching
+from tests.workflows.world import FakeWorld, names_of
 from workflows.messages import ids
 from workflows.messages.errors import Fenced
 from workflows.messages.execution import EndReason, ExecutionClosed, Outcome
@@ -39,8 +40,8 @@ async def test_cancelling_a_burst_counts_what_was_queued_and_what_ran(make_world
     world = await make_world((2, 2))
     world.harness_seconds = lambda spec: 100.0
     async with watching(world) as seen:
-        burst = await world.start_burst(groups_per_step=4)
-        waiting = await world.start_burst("waiting")
+        burst = await world.start_in_order("first", groups_per_step=4)
+        waiting = await world.start_in_order("waiting")
         await world.eventually(lambda: len(world.called("run_harness")) == 4)
         await cancelled(waiting)
         await cancelled(burst)
@@ -170,13 +171,14 @@ async def test_terminating_a_burst_or_its_batch_frees_the_run(world: FakeWorld, 
 
 
 async def test_a_terminated_burst_that_waits_is_forgotten(world: FakeWorld):
-    world.harness_seconds = lambda spec: 6.0
-    first = await world.start_burst("first")
-    waiting = await world.start_burst("waiting")
-    await world.until(lambda state: state.waiting)
+    world.harness_seconds = lambda spec: 1000.0
+    first = await world.start_in_order("first")
+    waiting = await world.start_in_order("waiting")
     await waiting.terminate()
+    await world.until(lambda state: not state.waiting)
+    world.harness_seconds = lambda spec: 0.0
     await first.result()
-    assert (await world.until(lambda state: not state.waiting)).burst is None
+    assert names_of(await world.state()) == []
     await the_next_burst_runs(world)
 
 

@@ -9,7 +9,8 @@ import pytest
 from temporalio.client import Client
 from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
-from tests.workflows.world import FakeWorld, watching
+from tests.workflows.watching import watching
+from tests.workflows.world import FakeWorld
 from workers.control.worker import FAILURES, WORKFLOWS
 from workflows import execution, steps
 from workflows.messages import ids

@@ -9,7 +9,8 @@ from uuid import uuid4
 import pytest
 
 from tests.workflows.histories import broken_tasks, histories_of
-from tests.workflows.world import FakeWorld, watching
+from tests.workflows.watching import watching
+from tests.workflows.world import FakeWorld
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.slow]
 
@@ -34,7 +35,7 @@ async def test_no_workflow_depends_on_its_worker(temporal_address, client, tmp_p
     try:
         await world.start()
         async with watching(world) as seen:
-            bursts = [await world.start_burst(name, carry_over=0.5) for name in ("first", "second")]
+            bursts = [await world.start_in_order(name, carry_over=0.5) for name in ("first", "second")]
             waiting = asyncio.gather(*(burst.result() for burst in bursts))
             for seed in range(2, 5):
                 done, _ = await asyncio.wait({waiting}, timeout=3)

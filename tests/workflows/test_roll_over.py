@@ -12,7 +12,8 @@ from temporalio.service import RPCError
 from tests.workflows.by_hand import ByHand
 from tests.workflows.histories import broken_tasks, histories_of, largest
 from tests.workflows.server import dev_server
-from tests.workflows.world import FakeWorld, watching
+from tests.workflows.watching import watching
+from tests.workflows.world import FakeWorld
 from workers.control.worker import workflow_worker
 from workflows.cell import CellState
 from workflows.messages import ids

@@ -1,20 +1,16 @@
-"""The double of everything below the workflows: control steps, harness host, cells. Temporal itself is real.
+"""A run for the workflows: the doubles of everything below them. Temporal itself is real.
 
-`FakeWorld` implements every step of `workflows.steps` by name (checked against the table as the real workers are).
-It keeps the few facts that show whether the workflows are right, and a list of `problems`: what no order of events
-may ever bring about (a micro-step summed twice, memory held twice, a version that goes backwards).
+`FakeWorld` serves every step of `workflows.steps` (checked against the table as the real workers are), starts the
+run's long-lived workflows, and lets a test start bursts, kill cells and look at the books.
 """
 
 import asyncio
 import contextlib
-import json
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from temporalio import activity
 from temporalio.client import Client, WorkflowExecutionStatus, WorkflowHandle
 from temporalio.service import RPCError
 from temporalio.worker import Worker
@@ -23,89 +19,33 @@ from activities.executions import ExecutionActivities
 from infra.records.database import open_database
 from infra.records.executions import ExecutionRecords
 from infra.temporal.failures import FailureInterceptor
+from tests.workflows.control_steps import FIRST, ControlSteps
 from tests.workflows.fake_cell import FakeCell
-from tests.workflows.faults import Faults
 from workers.registration import activities_of
 from workflows.books import SchedulerState
 from workflows.cell import Cell, CellState
 from workflows.cell_table import CellEntry
 from workflows.messages import ids
-from workflows.messages.artifacts import ArtifactRef
-from workflows.messages.batch import CommitBatch, OpenedBatch
-from workflows.messages.burst import BurstReport, BurstSpec, Purpose
-from workflows.messages.control import RecordLedger, RecordPublished
-from workflows.messages.errors import InvalidSpec, VersionMismatch
-from workflows.messages.execution import (
-    EndReason,
-    Evaluation,
-    ExecutionSpec,
-    FinishExecution,
-    HarnessRun,
-    Outcome,
-    PreparedWorkspace,
-    ProcessedExecution,
-)
+from workflows.messages.burst import BurstReport, BurstSpec
 from workflows.messages.fleet import CellSpec
-from workflows.messages.group import AdmitGroup, AdmittedGroup, MicroStep, NoSignal, PackedGroup, PackGroup
-from workflows.messages.routing import (
-    CancelRequest,
-    CancelResult,
-    DoorChange,
-    EngineEntry,
-    HandoffDone,
-    Move,
-    ReroutePlan,
-    RerouteRequest,
-)
-from workflows.messages.scheduling import RunSpec, Weights
-from workflows.messages.tasks import SelectedTasks, SelectTasks
-from workflows.messages.transition import TransitionReport
+from workflows.messages.scheduling import RunSpec
 from workflows.scheduler import Scheduler
 from workflows.steps import Queue
 
-FIRST = Weights(version=0, checksum="base")
 
-
-class FakeWorld:
+class FakeWorld(ControlSteps):
     """One run's world."""
 
     def __init__(self, client: Client, run: str, folder: Path, slots: tuple[int, ...]) -> None:
+        self.engine = open_database(f"sqlite:///{folder / 'records.db'}", create=True)
+        super().__init__(ExecutionRecords(self.engine))
         self.client, self.run = client, run
         self.specs = tuple(CellSpec(index=index, engine="paced", slots=count) for index, count in enumerate(slots))
-        self.engine = open_database(f"sqlite:///{folder / 'records.db'}", create=True)
         self.executions = ExecutionActivities(client, self.engine)
-        self.rows = ExecutionRecords(self.engine)
-        self.faults = Faults()
-        self.calls: list[tuple[str, Any]] = []
-        self.problems: list[str] = []
-        self.cells: dict[int, FakeCell] = {}
         self.past: list[FakeCell] = []
         self.boots: Counter[int] = Counter()
-        self.doors: dict[int, int | None] = {}
-        self.plans: dict[str, ReroutePlan] = {}
-        self.tasks = [f"/tasks/{number:03d}" for number in range(1000)]
-        self.harness_seconds: Callable[[ExecutionSpec], float] = lambda spec: 0.0
-        self.reward: Callable[[ExecutionSpec], float] = lambda spec: float(spec.member % 2)
-        self.micro_step_seconds = 0.0
-        self.micro_steps = 2
-        self.closed: Counter[str] = Counter()
-        self.outcomes: dict[str, Evaluation] = {}
-        self.admitted: list[AdmittedGroup] = []
-        self.opened: list[str] = []
-        self.applied: dict[str, list[int]] = {}
-        self.published: list[int] = []
-        self.commits: dict[str, CommitBatch] = {}
-        self.committed = FIRST
-        self.transitions: list[TransitionReport] = []
-        self.ledger: dict[str, Any] = {}
         self.workers: list[Worker] = []
         self.serving: list[asyncio.Task[None]] = []
-
-    def problem(self, text: str) -> None:
-        self.problems.append(text)
-
-    def called(self, step: str) -> list[Any]:
-        return [argument for name, argument in self.calls if name == step]
 
     # --- life
 
@@ -185,6 +125,12 @@ class FakeWorld:
             result_type=BurstReport,
         )
 
+    async def start_in_order(self, name: str, **changes: Any) -> WorkflowHandle[Any, BurstReport]:
+        """Start a burst and wait until the Scheduler knows it: the next one surely queues behind it."""
+        burst = await self.start_burst(name, **changes)
+        await self.until(lambda state: name in names_of(state))
+        return burst
+
     def handle(self, workflow_id: str) -> WorkflowHandle[Any, Any]:
         return self.client.get_workflow_handle(workflow_id)
 
@@ -217,214 +163,7 @@ class FakeWorld:
     def all_serving(self, state: SchedulerState) -> bool:
         return all(entry.role == "rollout" and entry.version == state.weights.version for entry in state.cells)
 
-    def running(self) -> list[str]:
-        """Executions whose harness was started and which are not closed."""
-        names = [execution_of(spec) for spec in self.called("run_harness")]
-        return [name for name in names if not self.closed[name]]
 
-    # --- control steps
-
-    async def select_tasks(self, request: SelectTasks) -> SelectedTasks:
-        if request.tasks != "tasks":
-            raise InvalidSpec(f"no task set {request.tasks}", field="tasks")
-        if request.purpose is Purpose.EVALUATE:
-            return SelectedTasks(tasks=tuple(self.tasks[: request.count]), position=request.position)
-        last = request.position + request.count
-        return SelectedTasks(tasks=tuple(self.tasks[request.position : last]), position=last)
-
-    async def record_ledger(self, request: RecordLedger) -> None:
-        for entry in request.entries:
-            self.ledger[entry.token] = entry
-
-    async def record_published(self, request: RecordPublished) -> None:
-        if self.published and request.version < self.published[-1]:
-            self.problem(f"published version {request.version} after {self.published[-1]}")
-        self.published.append(request.version)
-
-    async def record_transition(self, report: TransitionReport) -> None:
-        self.transitions.append(report)
-
-    async def admit_group(self, request: AdmitGroup) -> AdmittedGroup:
-        for known in self.admitted:
-            if (known.burst, known.group) == (request.burst, request.group):
-                return known
-        scored = [self.outcomes[name] for name in request.executions if name in self.outcomes]
-        rewards = [done.reward for done in scored if done.outcome is Outcome.SCORED and done.reward is not None]
-        no_signal = None
-        if len(rewards) < 2:
-            no_signal = NoSignal.TOO_FEW_VALID
-        elif len(set(rewards)) == 1:
-            no_signal = NoSignal.EQUAL_REWARDS
-        admitted = AdmittedGroup(
-            burst=request.burst,
-            group=request.group,
-            sequence=len(self.admitted) + 1,
-            valid=len(rewards),
-            no_signal=no_signal,
-            target_tokens=10 * len(rewards),
-            mean_reward=sum(rewards) / len(rewards) if rewards else None,
-            version=request.version,
-            staleness=0.0,
-        )
-        self.admitted.append(admitted)
-        return admitted
-
-    async def pack_group(self, request: PackGroup) -> PackedGroup:
-        name = ids.group_id(request.burst, request.group)
-        payload = ArtifactRef(uri=f"packed/{name}.safetensors", sha256="0" * 64, bytes=1)
-        steps = tuple(
-            MicroStep(
-                batch=request.batch,
-                index=request.first_index + number,
-                group=name,
-                payload=payload,
-                tokens=20,
-                target_tokens=10,
-            )
-            for number in range(self.micro_steps)
-        )
-        return PackedGroup(group=name, micro_steps=steps)
-
-    async def record_batch_opened(self, opened: OpenedBatch) -> None:
-        self.opened.append(opened.batch)
-
-    async def commit_batch(self, commit: CommitBatch) -> None:
-        if commit.batch in self.commits:
-            return
-        if commit.before != self.committed:
-            raise VersionMismatch(f"{commit.batch} starts from {commit.before}, committed is {self.committed}")
-        accepted = [done.index for done in commit.accepted]
-        summed = self.applied.get(commit.batch, [])
-        if accepted != summed:
-            self.problem(f"{commit.batch}: the update sums {summed}, the ledger says {accepted}")
-        if accepted != list(range(len(accepted))):
-            self.problem(f"{commit.batch}: accepted {accepted} is not every micro-step once")
-        twice = {group for other in self.commits.values() for group in other.groups} & set(commit.groups)
-        if twice:
-            self.problem(f"{commit.batch}: groups trained twice: {sorted(twice)}")
-        self.commits[commit.batch], self.committed = commit, commit.after
-
-    async def register_engine(self, entry: EngineEntry) -> None:
-        self.doors[entry.cell] = None
-
-    async def change_door(self, change: DoorChange) -> None:
-        index = int(change.engine.removeprefix("cell-"))
-        cell = self.cells[index]
-        if change.boot_epoch < cell.boot:
-            return
-        if change.open and (cell.engine is None or cell.engine.version != change.version):
-            self.problem(f"door of cell {index} opened at version {change.version}, the engine has {cell.engine}")
-        self.doors[index] = change.version if change.open else None
-
-    async def reroute_executions(self, request: RerouteRequest) -> ReroutePlan:
-        if request.lease not in self.plans:
-            leaving = int(request.engine.removeprefix("cell-"))
-            self.doors[leaving] = None
-            homes = [index for index, version in sorted(self.doors.items()) if version is not None]
-            moves = [
-                Move(execution=name, destination=ids.engine_id(homes[0]) if homes else "", in_flight=True)
-                for name in self.running()
-            ]
-            self.plans[request.lease] = ReroutePlan(lease=request.lease, moves=tuple(moves))
-        return self.plans[request.lease]
-
-    async def cancel_requests(self, request: CancelRequest) -> CancelResult:
-        self.doors[int(request.engine.removeprefix("cell-"))] = None
-        return CancelResult(requests_moved=1, still_running=0)
-
-    async def announce_handoff(self, done: HandoffDone) -> None:
-        pass
-
-    # --- harness host
-
-    async def prepare_workspace(self, spec: ExecutionSpec) -> PreparedWorkspace:
-        return PreparedWorkspace(workspace="/w", prepared=True)
-
-    async def run_harness(self, spec: ExecutionSpec) -> HarnessRun:
-        left = self.harness_seconds(spec)
-        while left > 0:
-            activity.heartbeat()
-            await asyncio.sleep(min(left, 0.3))
-            left -= 0.3
-        return HarnessRun(end=EndReason.SUBMITTED, model_calls=3)
-
-    async def evaluate_workspace(self, spec: ExecutionSpec) -> Evaluation:
-        return Evaluation(outcome=Outcome.SCORED, reward=self.reward(spec))
-
-    async def process_execution(self, spec: ExecutionSpec) -> ProcessedExecution:
-        return ProcessedExecution(calls=3, paths=1, target_tokens=10, oldest_version=0, newest_version=0)
-
-    async def finish_execution(self, finish: FinishExecution) -> None:
-        name = execution_of(finish.spec)
-        self.rows.close(finish.spec, finish.run, finish.evaluation)
-        self.closed[name] += 1
-        self.outcomes.setdefault(name, finish.evaluation)
-
-
-def execution_of(spec: ExecutionSpec) -> str:
-    return ids.execution_id(spec.run, spec.burst, spec.group, spec.member)
-
-
-_STEPS = """
-select_tasks record_ledger record_published record_transition admit_group pack_group record_batch_opened
-commit_batch register_engine change_door reroute_executions cancel_requests announce_handoff prepare_workspace
-run_harness evaluate_workspace process_execution finish_execution
-"""
-
-
-def _step(name: str) -> Any:
-    work = getattr(FakeWorld, name)
-
-    async def run(self, argument: Any) -> Any:
-        self.calls.append((name, argument))
-        fault = await self.faults.before(name, argument)
-        result = await work(self, argument)
-        if fault is not None and fault.after:
-            await self.faults.strike(fault)
-        return result
-
-    run.__name__ = run.__qualname__ = name
-    kinds = work.__annotations__
-    run.__annotations__ = {"argument": next(kinds[key] for key in kinds if key != "return"), "return": kinds["return"]}
-    return activity.defn(name=name)(run)
-
-
-for _name in _STEPS.split():
-    setattr(FakeWorld, _name, _step(_name))
-
-
-@asynccontextmanager
-async def watching(world: FakeWorld) -> AsyncIterator[list[tuple[int, int, int]]]:
-    """Looks at the counters all the time: 0 <= f <= p <= d, and none ever falls."""
-    seen: list[tuple[int, int, int]] = []
-
-    async def look() -> None:
-        while True:
-            try:
-                books = (await world.state()).accounts
-            except RPCError:  # no worker at the moment
-                await asyncio.sleep(0.2)
-                continue
-            now = (books.dispatched, books.launched, books.finished)
-            if not 0 <= now[2] <= now[1] <= now[0]:
-                world.problem(f"counters out of order: d, p, f = {now}")
-            if seen and any(new < old for new, old in zip(now, seen[-1], strict=True)):
-                world.problem(f"counters fell from {seen[-1]} to {now}")
-            if not seen or now != seen[-1]:
-                seen.append(now)
-            await asyncio.sleep(0.05)
-
-    task = asyncio.create_task(look())
-    try:
-        yield seen
-        await asyncio.sleep(0.1)
-        if task.done():
-            task.result()
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-
-async def history_of(client: Client, workflow_id: str, run_id: str | None = None) -> dict[str, Any]:
-    history = await client.get_workflow_handle(workflow_id, run_id=run_id).fetch_history()
-    return json.loads(history.to_json())
+def names_of(state: SchedulerState) -> list[str]:
+    """The bursts the Scheduler knows: the one that runs, then those that wait, in order."""
+    return [*([state.burst.name] if state.burst else []), *(waiting.spec.name for waiting in state.waiting)]

@@ -28,14 +28,15 @@ from infra.records.database import open_database
 from infra.routing.client import RoutingClient
 from infra.settings.run import RunManifest, Secrets, load_run
 from infra.temporal.client import connect
-from infra.temporal.failures import FailureInterceptor
-from workers.registration import activities_of
+from workers.registration import activities_of, interceptors
+from workers.supervisor import hints
 from workflows.batch import TrainingBatch
 from workflows.books import SchedulerState
 from workflows.burst import Burst
 from workflows.campaign import Campaign
 from workflows.cell import Cell, CellState
 from workflows.cell_table import CellEntry
+from workflows.commands import PLAIN, show_resume_command
 from workflows.execution import AgentExecution
 from workflows.messages import ids
 from workflows.messages.scheduling import RunSpec, Weights
@@ -59,6 +60,7 @@ def workflow_runner() -> SandboxedWorkflowRunner:
         "workflows.messages",
         "workflows.policy",
         "workflows.steps",
+        "workflows.commands",
         "pydantic",
         "pydantic_core",
         "annotated_types",
@@ -66,8 +68,12 @@ def workflow_runner() -> SandboxedWorkflowRunner:
     return SandboxedWorkflowRunner(restrictions=SandboxRestrictions.default.with_passthrough_modules(*passed))
 
 
-def workflow_worker(client: Client, *, max_cached_workflows: int = 500) -> Worker:
-    """Hosts every workflow. The low sticky time-out lets another worker take over quickly after a kill."""
+def workflow_worker(client: Client, *, max_cached_workflows: int = 500, resume_command: str = PLAIN) -> Worker:
+    """Hosts every workflow. The low sticky time-out lets another worker take over quickly after a kill.
+
+    `resume_command`: what a blocked workflow shows, see `workflows.commands`.
+    """
+    show_resume_command(resume_command)
     return Worker(
         client,
         task_queue=ids.WORKFLOW_QUEUE,
@@ -109,11 +115,12 @@ async def serve(run_dir: Path) -> None:
             client,
             task_queue=ids.control_queue(manifest.run),
             activities=control_activities(manifest, client, engine, router),
-            interceptors=[FailureInterceptor()],
+            interceptors=interceptors(),
             max_concurrent_activities=32,
             graceful_shutdown_timeout=timedelta(seconds=5),
         )
-        async with workflow_worker(client), activities:
+        command = hints.resume_command(manifest, "{workflow_id}", anywhere=True)
+        async with workflow_worker(client, resume_command=command), activities:
             _log.info("control worker, boot %d, serves run %s", epoch, manifest.run)
             begin = asyncio.create_task(begin_run(manifest, client, engine))
             begin.add_done_callback(_log_failure)

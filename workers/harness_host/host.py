@@ -52,6 +52,7 @@ async def serve(run_dir: Path) -> None:
             records=ExecutionRecords(engine),
             runners=Runners(Path(manifest.root)),
             proxy=proxy,
+            keep_workspaces=manifest.fleet.keep_workspaces,
         )
         harness = HarnessActivities(host)
         evaluation = EvaluationActivities(host.records, host.workspaces, host.runners)

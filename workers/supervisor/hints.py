@@ -39,15 +39,20 @@ def next_steps(manifest: RunManifest, *, burst: str = "first") -> list[tuple[str
     ]
 
 
-def resume_command(manifest: RunManifest, workflow_id: str) -> str:
-    """Retries the step that failed for good in a workflow; ``skip`` and ``abort`` are the other answers."""
+def resume_command(manifest: RunManifest, workflow_id: str, *, anywhere: bool = False) -> str:
+    """Retries the step that failed for good in a workflow; ``skip`` and ``abort`` are the other answers.
+
+    `anywhere`: for whatever folder it is typed in, not just this one.
+    """
+    temporal = str(Path(temporal_binary()).absolute()) if anywhere and not shutil.which("temporal") else _temporal()
     return (
-        f"{_temporal()} workflow update execute{_address(manifest)} --workflow-id {workflow_id} "
+        f"{temporal} workflow update execute{_address(manifest)} --workflow-id {workflow_id} "
         "--name resolve_step --input '\"retry\"'"
     )
 
 
 def _temporal() -> str:
+    """By its path where it is not on PATH."""
     return "temporal" if shutil.which("temporal") else str(_relative(Path(temporal_binary())))
 
 

@@ -12,8 +12,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO
 
+from sqlalchemy.exc import SQLAlchemyError
+
 from infra.ports import free_ports, keep_or_replace
 from infra.processes.identity import ProcessIdentity
+from infra.records.database import holds_a_run, open_database
 from infra.settings.fleet import Fleet
 from infra.settings.run import RunManifest, Secrets, load_run
 from infra.temporal.client import environment_target
@@ -100,7 +103,21 @@ def remove_published_weights(manifest: RunManifest) -> None:
 
 
 def _begin(fleet: Fleet, run_dir: Path, root: Path) -> RunManifest:
+    if fleet.database_url:
+        _require_empty(fleet.database_url)
     return _place(fleet, run_dir, root, free_ports(5 + 3 * len(fleet.cells), host=_HOST))
+
+
+def _require_empty(url: str) -> None:
+    """A new run begins in a database of its own: in that of another one it would go on with the other's weights."""
+    try:
+        engine = open_database(url, create=True)
+        taken = holds_a_run(engine)
+        engine.dispose()
+    except SQLAlchemyError as error:
+        raise InvalidInput(f"the database cannot be used: {error}", field="database_url") from error
+    if taken:
+        raise InvalidInput("holds the records of another run; every run needs an empty one", field="database_url")
 
 
 def _go_on(before: RunManifest, fleet: Fleet | None, root: Path) -> RunManifest:

@@ -14,6 +14,12 @@ from workflows.messages.execution import EndReason, Evaluation, ExecutionSpec, H
 
 
 @pytest.fixture
+def engine(database: Engine) -> Engine:
+    """Admission, processing and packing are proven on both databases."""
+    return database
+
+
+@pytest.fixture
 def objects(tmp_path) -> ObjectStore:
     return ObjectStore(f"file://{tmp_path / 'objects'}")
 

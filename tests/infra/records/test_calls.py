@@ -5,7 +5,6 @@ from sqlalchemy import insert
 
 from infra.records import schema
 from infra.records.calls import calls_of
-from infra.records.database import open_database
 from infra.records.tokens import pack_ids, pack_logprobs
 from workflows.messages.errors import AuditFailure
 
@@ -32,9 +31,7 @@ def row(call, sequence, tail, output, *, parent=None, shared=0, prompt=None):
 
 
 @pytest.fixture
-def read():
-    database = open_database("sqlite://", create=True)
-
+def read(database):
     def written(*rows):
         with database.begin() as connection:
             for values in rows:
@@ -42,8 +39,7 @@ def read():
         with database.connect() as connection:
             return calls_of(connection, "e")
 
-    yield written
-    database.dispose()
+    return written
 
 
 def test_prompts_are_resolved_through_their_parents(read):

@@ -5,7 +5,6 @@ import threading
 import pytest
 from sqlalchemy import update
 
-from infra.records.database import open_database
 from infra.records.executions import ExecutionRecords, close_unreported, execution_of
 from infra.records.schema import executions
 from workflows.messages.burst import HarnessChoice, Limits, Purpose, Sampling
@@ -30,15 +29,8 @@ SUBMITTED = HarnessRun(end=EndReason.SUBMITTED)
 
 
 @pytest.fixture
-def engine(tmp_path):
-    engine = open_database(f"sqlite:///{tmp_path / 'records.db'}", create=True)
-    yield engine
-    engine.dispose()
-
-
-@pytest.fixture
-def records(engine) -> ExecutionRecords:
-    return ExecutionRecords(engine)
+def records(database) -> ExecutionRecords:
+    return ExecutionRecords(database)
 
 
 def scored(reward: float) -> Evaluation:
@@ -91,22 +83,22 @@ def test_close_of_one_that_was_never_opened_leaves_a_row(records):
 
 
 @pytest.mark.parametrize(("score", "outcome", "reward"), [(None, "no_artifact", None), (0.5, "scored", 0.5)])
-def test_an_unreported_end_keeps_the_score_on_record(records, engine, score, outcome, reward):
+def test_an_unreported_end_keeps_the_score_on_record(records, database, score, outcome, reward):
     records.open(SPEC, token_sha256="a", workspace="/w")
     if score is not None:
         records.score(NAME, scored(score))
     for _ in range(2):
-        with engine.begin() as connection:
+        with database.begin() as connection:
             close_unreported(connection, NAME)
     row = records.get(NAME)
     assert (row.state, row.end_reason, row.outcome, row.reward) == ("closed", "terminated", outcome, reward)
-    with engine.begin() as connection:
+    with database.begin() as connection:
         close_unreported(connection, "unknown")
 
 
-def test_attempts_count_up_and_the_proxys_columns_are_left_alone(records, engine):
+def test_attempts_count_up_and_the_proxys_columns_are_left_alone(records, database):
     records.open(SPEC, token_sha256="a", workspace="/w")
-    with engine.begin() as connection:
+    with database.begin() as connection:
         connection.execute(update(executions).values(model_calls=7, first_call_at=1.0))
     assert [records.next_attempt(NAME), records.next_attempt(NAME)] == [2, 3]
     records.close(SPEC, SUBMITTED, scored(0))

@@ -7,16 +7,8 @@ from sqlalchemy import insert, select
 from sqlalchemy.exc import IntegrityError
 
 from infra.records import schema
-from infra.records.database import open_database
 from workers.proxy import rows
 from workers.proxy.recorder import Recorder
-
-
-@pytest.fixture
-def database(records):
-    database = open_database(records)
-    yield database
-    database.dispose()
 
 
 @pytest.fixture

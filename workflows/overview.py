@@ -1,0 +1,38 @@
+"""What the web UI shows of a run: the Scheduler's books as a short table."""
+
+from collections.abc import Sequence
+
+from workflows.messages.fleet import CellRole
+from workflows.policy.state import CellView, PolicyState
+
+
+def overview(state: PolicyState, *, version: int, burst: str | None, waiting: Sequence[str], ready: int) -> str:
+    """A Markdown table. `version`: the published one; `ready`: groups admitted and not consumed."""
+    running, queued = state.launched - state.finished, state.dispatched - state.launched
+    rows = {
+        "burst": _joined(burst or "none", f"waiting: {', '.join(waiting)}" if waiting else ""),
+        "waterlevel": f"{state.waterlevel} ({running} running, {queued} queued) on {state.capacity} slots",
+        "cells": ", ".join(f"{cell.index} {_role(cell)}" for cell in state.cells),
+        "ready groups": _joined(f"{ready}, {state.ready_unassigned} unassigned", _batch(state)),
+        "published version": str(version),
+        "executions": f"{state.dispatched} dispatched, {state.launched} launched, {state.finished} finished",
+    }
+    return "\n".join(["| | |", "|---|---|", *(f"| {name} | {text} |" for name, text in rows.items())])
+
+
+def _batch(state: PolicyState) -> str:
+    if state.batch is None:
+        return ""
+    burst, step = state.batch.batch.rsplit("/", 2)[-2:]
+    return f"step {step} of {burst} needs {state.batch.needed} more"
+
+
+def _role(cell: CellView) -> str:
+    """The role as people say it; a cell in rollout that does not serve yet is loading."""
+    if cell.role is CellRole.ROLLOUT and not cell.serving:
+        return "loading"
+    return cell.role.value.replace("_", " ")
+
+
+def _joined(*parts: str) -> str:
+    return "; ".join(part for part in parts if part)
