@@ -14,6 +14,7 @@ from sqlalchemy import Engine
 from infra.records.calls import RecordedCall, calls_of
 from infra.tokenizer import ChatTokenizer
 from workers.proxy import rows
+from workers.proxy.answer import Answer, Answers
 from workers.proxy.budget import output_budget
 from workers.proxy.call import CallError, LiveCall, ModelRequest
 from workers.proxy.continuation import Continuation
@@ -23,7 +24,6 @@ from workers.proxy.history import History, Prompt, Turn, chains
 from workers.proxy.metrics import Metrics
 from workers.proxy.recorder import Recorder
 from workers.proxy.settings import ProxySettings
-from workers.proxy.text import AnswerText
 from workflows.messages.errors import EngineUnavailable, InvalidRequest
 
 log = logging.getLogger(__name__)
@@ -48,6 +48,8 @@ class Broker:
         self._database, self._tokenizer, self._context = database, tokenizer, context_tokens
         self._settings, self._recorder, self._dispatcher = settings, recorder, dispatcher
         self._metrics = metrics
+        self._answers = Answers(tokenizer, settings.answer_format)
+        self.context_tokens, self.spell = context_tokens, tokenizer.token_bytes
 
     async def open(self, execution: LiveExecution, request: ModelRequest) -> LiveCall:
         """The call that answers `request`: a new one, or the one that already does.
@@ -67,6 +69,13 @@ class Broker:
         if execution.answered + len(execution.running) >= limit:
             raise CallLimit(f"this execution may make {limit} model calls and has made them")
         return self._start(execution, request)
+
+    async def count(self, execution: LiveExecution, request: ModelRequest) -> int:
+        """Prompt length of a request, in tokens. Raises InvalidRequest. No engine is asked, nothing is recorded."""
+        if execution.history is None:
+            await self._read_back(execution)
+        history = execution.history or History()
+        return len(history.prompt(self._tokenizer, request.messages).ids)
 
     def delivered(self, execution: LiveExecution, call: LiveCall) -> None:
         """A client has received the answer to its last byte."""
@@ -101,7 +110,7 @@ class Broker:
             chain=chains(request.messages)[-1],
             sampling=sampling,
             so_far=Continuation(prompt.ids, budget),
-            text=AnswerText(self._tokenizer.decode_stream(), request.stops),
+            answer=self._answer(prompt, request),
             completed_calls=execution.answered,
         )
         execution.next_sequence += 1
@@ -166,7 +175,7 @@ class Broker:
                 call.end(None, error)
 
     async def _record(self, execution: LiveExecution, call: LiveCall, finish: str) -> None:
-        answered = [*call.request.messages, {"role": "assistant", "content": call.text.shown}]
+        answered = [*call.request.messages, call.answer_message()]
         call.chain = chains(answered)[-1]
         ended = time.monotonic()
         execution.answered += 1
@@ -205,24 +214,34 @@ class Broker:
 
     def _revive(self, execution: LiveExecution, request: ModelRequest, known: RecordedCall) -> LiveCall:
         """The answer of a call that ended before this proxy started, to be heard by whoever asks for it again."""
-        text = AnswerText(self._tokenizer.decode_stream(), request.stops)
-        shown = text.push(known.output_ids)[0] + text.finish()
-        so_far = Continuation(list(known.prompt_ids), max(1, len(known.output_ids)))
+        prompt = Prompt(list(known.prompt_ids), known.parent_call, known.shared_tokens, known.fork_reason)
+        so_far = Continuation(prompt.ids, max(1, len(known.output_ids)))
         so_far.ids.extend(known.output_ids)
+        so_far.logprobs.extend(known.output_logprobs)
         call = LiveCall(
             call=known.call,
             execution=execution.name,
             sequence=known.sequence,
             seed=execution.registration.seed,
             request=request,
-            prompt=Prompt(list(known.prompt_ids), known.parent_call, known.shared_tokens, known.fork_reason),
+            prompt=prompt,
             chain=known.fields["history_sha256"],
             sampling=execution.registration.sampling,
             so_far=so_far,
-            text=text,
+            answer=self._answer(prompt, request),
             completed_calls=execution.answered,
             started_at=known.fields["started_at"],
         )
-        call.show(shown)
+        call.push(known.output_ids)
+        call.close_text()
         call.end(known.finish)
         return call
+
+    def _answer(self, prompt: Prompt, request: ModelRequest) -> Answer:
+        return self._answers.begin(
+            prompt.ids,
+            stops=request.stops,
+            tools=request.tools if request.calls_allowed else None,
+            single_call=request.single_call,
+            mark_text=request.logprobs,
+        )

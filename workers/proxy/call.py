@@ -6,15 +6,17 @@ again while it runs, or before anyone has received its answer, hears the same an
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from harness_adapters.protocol import CallRole
+from workers.proxy.answer import Answer, Event, assistant_message
 from workers.proxy.continuation import Continuation
 from workers.proxy.history import Prompt
-from workers.proxy.text import AnswerText
 from workflows.messages.burst import Sampling
+
+_CALL_ID_PREFIX = {"messages": "toolu_"}
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,9 @@ class ModelRequest:
 
     `messages`: chat messages as `infra.tokenizer.canonical` takes them; `tools`: function schemas as a chat template
     takes them; `asked_tokens`: output budget the harness wants, None if it did not say; `least_tokens`: no end of turn
-    before that many; `grammar`: what the answer must match; `role`: what the call is for.
+    before that many; `grammar`: what the answer must match; `role`: what the call is for. `calls_allowed`: whether the
+    answer may call tools (else their markup is text); `single_call`: at most one; `logprobs`: the client wants them.
+    `echo`: what the dialect repeats in its answers.
     """
 
     dialect: str
@@ -50,6 +54,10 @@ class ModelRequest:
     least_tokens: int = 0
     grammar: Grammar | None = None
     role: CallRole = CallRole.MAIN
+    calls_allowed: bool = True
+    single_call: bool = False
+    logprobs: bool = False
+    echo: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -64,7 +72,7 @@ class CallError:
 
 @dataclass(eq=False)
 class LiveCall:
-    """`deltas` are the pieces of text in order; `finish` (stop or length) or `error` is set when it is over."""
+    """`deltas` are the answer's events in order; `finish` (stop or length) or `error` is set when it is over."""
 
     call: str
     execution: str
@@ -75,17 +83,18 @@ class LiveCall:
     chain: str
     sampling: Sampling
     so_far: Continuation
-    text: AnswerText
+    answer: Answer
     completed_calls: int
     started_at: float = field(default_factory=time.time)
-    deltas: list[str] = field(default_factory=list)
+    deltas: list[Event] = field(default_factory=list)
     cached_tokens: int = 0
     waited_seconds: float = 0.0
     finish: str | None = None
     error: CallError | None = None
     delivered: bool = False
     task: asyncio.Task[None] | None = None
-    _listeners: set[asyncio.Event] = field(default_factory=set)
+    _taken: bool = False
+    _listeners: set[Callable[[], None]] = field(default_factory=set)
 
     @property
     def over(self) -> bool:
@@ -94,47 +103,62 @@ class LiveCall:
     @property
     def stopped(self) -> bool:
         """A stop string has ended the answer."""
-        return self.text.stopped
+        return self.answer.stopped
 
     @property
     def has_shown(self) -> bool:
-        """Whether a listener may have heard any of the answer."""
-        return bool(self.deltas)
+        """Whether any of the answer may have reached a client. False for what only waits to be sent as a whole."""
+        return self._taken
 
     def push(self, ids: Sequence[int]) -> int:
         """Take in sampled ids and show what they complete; how many belong to the answer (fewer at a stop string)."""
-        shown, used = self.text.push(ids)
-        self.show(shown)
+        events, used = self.answer.push(ids)
+        self._show(events)
         return used
 
     def close_text(self) -> None:
         """Show what was held back: no more ids will come."""
-        self.show(self.text.finish())
+        self._show(self.answer.finish())
 
-    def show(self, text: str) -> None:
-        if text:
-            self.deltas.append(text)
-            self.wake()
+    def begin_again(self) -> None:
+        """Forget all that was sampled. Raises RuntimeError once anything may have reached a client."""
+        if self.has_shown:
+            raise RuntimeError(f"call {self.call} has been shown: it can only go on")
+        self.answer.begin_again()
+        self.deltas.clear()
+        for kept in (self.so_far.ids, self.so_far.logprobs, self.so_far.versions):
+            kept.clear()
+
+    def take(self, heard: int) -> list[Event]:
+        """The events after the first `heard`. Whoever takes them sends them."""
+        events = self.deltas[heard:]
+        self._taken = self._taken or bool(events)
+        return events
 
     def end(self, finish: str | None, error: CallError | None = None) -> None:
         self.finish, self.error = finish, error
         self.wake()
 
     def wake(self) -> None:
-        for listener in self._listeners:
-            listener.set()
+        for listener in tuple(self._listeners):
+            listener()
 
-    async def more(self, heard: int, seconds: float | None) -> bool:
-        """Wait until there is more than `heard` deltas or the call is over; False after `seconds` of neither."""
-        if len(self.deltas) > heard or self.over:
-            return True
-        listener = asyncio.Event()
+    def listen(self, listener: Callable[[], None]) -> None:
+        """`listener` is called whenever there is more, or the call is over; until `unlisten`."""
         self._listeners.add(listener)
-        try:
-            async with asyncio.timeout(seconds):
-                await listener.wait()
-        except TimeoutError:
-            return False
-        finally:
-            self._listeners.discard(listener)
-        return True
+
+    def unlisten(self, listener: Callable[[], None]) -> None:
+        self._listeners.discard(listener)
+
+    def answer_message(self) -> dict[str, Any]:
+        """The assistant message that was sampled, as a chat message: what the harness will send back as history."""
+        return assistant_message(self.deltas, self.call_id)
+
+    def call_id(self, index: int) -> str:
+        """Id of the answer's tool call number `index`; the same whenever it is asked for."""
+        return f"{_CALL_ID_PREFIX.get(self.request.dialect, 'call_')}{self.call[:20]}{index:04x}"
+
+    def _show(self, events: Sequence[Event]) -> None:
+        if events:
+            self.deltas.extend(events)
+            self.wake()

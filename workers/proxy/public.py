@@ -1,30 +1,34 @@
 """The port harnesses talk to: model calls by one secret token per execution, and nothing else.
 
-The token is in the path (`/x/<token>/v1/...`) or the bearer key. An unknown one is 401, one of a closed execution 410.
-No admin route is here.
+The token is in the path (`/x/<token>/v1/...`), the bearer key or the `x-api-key`. An unknown one is 401, one of a
+closed execution 410, both in the dialect of the route. No admin route is here.
 """
 
-import json
+import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from harness_adapters.protocol import CallRole
+from harness_adapters.registry import adapters
 from workers.proxy.broker import Broker
-from workers.proxy.call import CallError
-from workers.proxy.dialect import chat
+from workers.proxy.call import CallError, ModelRequest
+from workers.proxy.dialect import DIALECTS, Dialect, chat, messages_reply, wire
 from workers.proxy.executions import Executions, LiveExecution
 from workers.proxy.metrics import Metrics
-from workers.proxy.reply import ChatReply, error_response, read_body
+from workers.proxy.reply import Reply, error_response, read_body
 from workers.proxy.settings import ProxySettings
 from workflows.messages.errors import InvalidRequest
 
 log = logging.getLogger(__name__)
 BODY_LIMIT_BYTES = 64 << 20
+_ROUTES = {"/chat/completions": "chat", "/responses": "responses", "/messages": "messages"}
 
 
 def public_app(
@@ -40,39 +44,102 @@ class _Public:
     ) -> None:
         self._broker, self._executions, self._settings = broker, executions, settings
         self._metrics, self._model = metrics, model
+        self._adapters = adapters()
 
     def table(self) -> list[Route]:
         routes: list[Route] = []
         for prefix in ("/x/{token}/v1", "/v1"):
-            routes.append(Route(f"{prefix}/chat/completions", self.chat_completions, methods=["POST"]))
+            for path, name in _ROUTES.items():
+                routes.append(Route(f"{prefix}{path}", self._answering(DIALECTS[name]), methods=["POST"]))
+            routes.append(Route(f"{prefix}/messages/count_tokens", self.count_tokens, methods=["POST"]))
             routes.append(Route(f"{prefix}/models", self.models, methods=["GET"]))
         return routes
 
-    async def chat_completions(self, request: Request) -> Any:
+    def _answering(self, dialect: Dialect) -> Callable[[Request], Awaitable[Any]]:
+        async def answer(request: Request) -> Any:
+            execution = self._who(request)
+            if isinstance(execution, CallError):
+                return self._refuse(error_response(dialect, execution))
+            try:
+                asked = await self._read(request, dialect, execution)
+            except InvalidRequest as error:
+                return self._refused(dialect, error)
+            if isinstance(asked, Response):
+                return self._refuse(asked)
+            model = asked.model or self._model
+            try:
+                call = await self._broker.open(execution, asked)
+            except InvalidRequest as error:
+                told = dialect.refused_stream(error, model) if asked.stream else None
+                if told is not None:
+                    return self._refuse(Response(told, media_type="text/event-stream"))
+                return self._refused(dialect, error)
+            return Reply(
+                dialect, call, asked, model, self._settings, self._broker.spell,
+                lambda: self._broker.delivered(execution, call),
+            )  # fmt: skip
+
+        return answer
+
+    async def count_tokens(self, request: Request) -> Response:
+        """Tokens of a messages request, exactly those of the call itself. Needs no engine and records nothing."""
+        dialect = DIALECTS["messages"]
         execution = self._who(request)
         if isinstance(execution, CallError):
-            return self._refuse(error_response(execution))
-        raw = await read_body(request, BODY_LIMIT_BYTES)
-        if raw is None:
-            text = f"the body exceeds {BODY_LIMIT_BYTES} bytes"
-            return self._refuse(error_response(CallError(413, "body_too_large", text)))
+            return self._refuse(error_response(dialect, execution))
         try:
-            asked = chat.parse(_json(raw))
-            call = await self._broker.open(execution, asked)
+            asked = await self._read(request, dialect, execution)
+            if isinstance(asked, Response):
+                return self._refuse(asked)
+            return _json(messages_reply.count(await self._broker.count(execution, asked)))
         except InvalidRequest as error:
-            status, body = chat.refusal(error)
-            return self._refuse(JSONResponse(body, status_code=status))
-        model = asked.model or self._model
-        return ChatReply(call, asked, model, self._settings, lambda: self._broker.delivered(execution, call))
+            return self._refused(dialect, error)
 
     async def models(self, request: Request) -> Response:
+        anthropic = "anthropic-version" in request.headers
         execution = self._who(request)
         if isinstance(execution, CallError):
-            return self._refuse(error_response(execution))
-        return JSONResponse(chat.models(self._model))
+            return self._refuse(error_response(DIALECTS["messages" if anthropic else "chat"], execution))
+        if anthropic:
+            await self._types(DIALECTS["messages"])
+            return _json(messages_reply.models(self._model, self._broker.context_tokens))
+        return _json(chat.models(self._model))
+
+    async def _read(self, request: Request, dialect: Dialect, execution: LiveExecution) -> ModelRequest | Response:
+        """The request, or the response to one that is too large. Raises InvalidRequest."""
+        raw = await read_body(request, BODY_LIMIT_BYTES)
+        if raw is None:
+            error = CallError(413, "body_too_large", f"the body exceeds {BODY_LIMIT_BYTES} bytes")
+            return error_response(dialect, error)
+        body = wire.loads(raw)
+        await self._types(dialect)
+        headers = {name.lower(): value for name, value in request.headers.items()}
+        return dialect.parse(body, headers, self._role(execution, headers, body))
+
+    def _role(self, execution: LiveExecution, headers: dict[str, str], body: Any) -> CallRole:
+        adapter = self._adapters.get(execution.registration.harness)
+        if adapter is None or not isinstance(body, dict):
+            return CallRole.MAIN
+        try:
+            return adapter.role_of(headers, body)
+        except (TypeError, ValueError, LookupError, AttributeError):
+            # The request is the harness' own and will be refused by name if it is wrong: no reason for a crash.
+            log.exception("%s cannot tell the role of a call of %s", adapter.name, execution.name)
+            return CallRole.MAIN
+
+    async def _types(self, dialect: Dialect) -> None:
+        """The dialect's wire types, imported in a thread: streams go on meanwhile."""
+        if dialect.name not in _LOADED:
+            await asyncio.to_thread(dialect.load)
+            _LOADED.add(dialect.name)
 
     def _who(self, request: Request) -> LiveExecution | CallError:
-        token = request.path_params.get("token") or request.headers.get("authorization", "").removeprefix("Bearer ")
+        headers = request.headers
+        token = (
+            request.path_params.get("token")
+            or headers.get("authorization", "").removeprefix("Bearer ")
+            or headers.get("x-api-key", "")
+        )
         execution = self._executions.of_token(token) if token else None
         if execution is not None:
             return execution
@@ -80,13 +147,17 @@ class _Public:
             return CallError(410, "execution_closed", "this execution is closed")
         return CallError(401, "invalid_api_key", "no execution has this token")
 
+    def _refused(self, dialect: Dialect, error: InvalidRequest) -> Response:
+        status, body = dialect.refusal(error)
+        return self._refuse(_json(body, status))
+
     def _refuse(self, response: Response) -> Response:
         self._metrics.refused.labels(str(response.status_code)).inc()
         return response
 
 
-def _json(raw: bytes) -> Any:
-    try:
-        return json.loads(raw)
-    except (ValueError, RecursionError) as error:
-        raise InvalidRequest(f"not JSON: {error}", field="body") from None
+_LOADED: set[str] = set()
+
+
+def _json(body: Any, status: int = 200) -> Response:
+    return Response(wire.dumps(body), status_code=status, media_type="application/json")

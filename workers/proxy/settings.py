@@ -1,6 +1,7 @@
 """How patient the proxy is. Defaults serve; ``DIR/proxy.json`` overrides them. Every wait of the proxy is in here."""
 
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field
 
@@ -23,13 +24,26 @@ class ProxySettings(Message):
     )
     next_token_seconds: float = Field(default=60.0, gt=0, description="silence between tokens that counts as a hang")
     abort_grace_seconds: float = Field(default=5.0, gt=0, description="how long an aborted request may take to end")
-    engine_backoff_seconds: float = Field(
-        default=0.5, gt=0, description="first pause of an engine that failed; doubles to 8 s"
+    abort_again_seconds: float = Field(
+        default=1.0, gt=0, description="a request still running this long after its abort is aborted once more"
     )
+    abort_attempts: int = Field(default=30, ge=1, description="how often an engine is asked whether it has let go")
+    engine_backoff_seconds: float = Field(
+        default=0.5, gt=0, description="first pause of an engine that failed; doubles each time"
+    )
+    backoff_limit_seconds: float = Field(default=8.0, gt=0, description="longest pause of an engine that failed")
+    busy_limit_seconds: float = Field(
+        default=60.0, gt=0, description="longest pause that an engine's own retry-after may ask for"
+    )
+    pump_seconds: float = Field(default=0.1, gt=0, description="between looks at requests that wait for time to pass")
     headers_seconds: float = Field(
         default=2.0, gt=0, description="a stream's headers are sent after this at the latest"
     )
     keepalive_seconds: float = Field(default=10.0, gt=0, description="silence on a stream before an SSE comment")
+
+    answer_format: Literal["auto", "plain", "qwen-json", "qwen-xml", "llama-json"] = Field(
+        default="auto", description="how the policy writes reasoning and tool calls; auto: as its chat template shows"
+    )
 
     @classmethod
     def of(cls, run_dir: Path) -> "ProxySettings":

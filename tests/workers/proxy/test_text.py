@@ -1,18 +1,22 @@
-"""Text of a growing answer, and what a request has so far: random cuts lose nothing and repeat nothing."""
+"""A growing answer, and what a request has so far: random cuts lose nothing and repeat nothing."""
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from infra.tokenizer import ChatTokenizer
+from workers.proxy.answer import Answers
 from workers.proxy.continuation import Continuation, Piece, check_piece
-from workers.proxy.text import AnswerText, held_back
 from workflows.messages.errors import EngineUnavailable
 
 
 @pytest.fixture(scope="module")
 def chat(folder):
     return ChatTokenizer(folder)
+
+
+def shown_of(events):
+    return "".join(event.text for event in events)
 
 
 TEXTS = st.text(alphabet="abENDx삼👩 \n", max_size=40)
@@ -23,19 +27,19 @@ TEXTS = st.text(alphabet="abENDx삼👩 \n", max_size=40)
 def test_any_cut_gives_the_same_answer(chat, text, stops, data):
     """An answer cut into segments, and the segments into chunks, at random; versions and log-probs stay aligned."""
     ids = chat.encode_text(text)
-    answer, so_far = AnswerText(chat.decode_stream(), stops), Continuation([1, 2, 3], len(ids) + 1)
+    answer, so_far = Answers(chat).begin([], stops=stops), Continuation([1, 2, 3], len(ids) + 1)
     shown, at = "", 0
     while at < len(ids) and not answer.stopped:
         size = data.draw(st.integers(1, len(ids) - at))
         piece = Piece(tuple(ids[at : at + size]), tuple(-float(i) for i in range(at, at + size)), (at // 5,) * size)
         check_piece(piece, so_far.remaining, chat.vocab_size)
         assert so_far.next_input == [1, 2, 3, *ids[:at]]
-        text_now, used = answer.push(piece.ids)
+        events, used = answer.push(piece.ids)
         so_far.accept(piece, only=used)
-        shown, at = shown + text_now, at + size
-    shown += answer.finish()
+        shown, at = shown + shown_of(events), at + size
+    shown += shown_of(answer.finish())
     cuts = [text.find(stop) for stop in stops if stop in text]
-    assert shown == answer.shown == (text[: min(cuts)] if cuts else text)
+    assert shown == (text[: min(cuts)] if cuts else text)
     assert so_far.ids == ids[: len(so_far.ids)]
     assert so_far.logprobs == [-float(i) for i in range(len(so_far.ids))]
     assert sum(count for _, count in so_far.spans) == len(so_far.ids) == len(so_far.logprobs)
@@ -47,18 +51,11 @@ def test_any_cut_gives_the_same_answer(chat, text, stops, data):
 
 
 def test_what_may_become_a_stop_string_is_held_back(chat):
-    answer = AnswerText(chat.decode_stream(), ["END"])
-    assert [answer.push(chat.encode_text(piece))[0] for piece in ("aE", "N", "x", "E")] == ["a", "", "ENx", ""]
-    assert answer.finish() == "E"
-    assert answer.shown == "aENxE"
-
-
-@pytest.mark.parametrize(
-    ("text", "stops", "held"),
-    [("abE", ["END"], 1), ("abEN", ["END"], 2), ("ab", ["END"], 0), ("aa", ["aab"], 2), ("x", [], 0), ("", ["a"], 0)],
-)
-def test_held_back(text, stops, held):
-    assert held_back(text, stops) == held
+    answer = Answers(chat).begin([], stops=["END"])
+    pieces = [shown_of(answer.push(chat.encode_text(piece))[0]) for piece in ("aE", "N", "x", "E")]
+    assert pieces == ["a", "", "ENx", ""]
+    assert shown_of(answer.finish()) == "E"
+    assert not answer.stopped
 
 
 def test_spans_are_in_order_and_may_go_back():

@@ -1,5 +1,9 @@
 """Dialects: how a harness' wire format becomes a ModelRequest, and how a call is told back in it.
 
-A dialect is a module with `parse(body) -> ModelRequest`, `answer(...)` for a whole reply, `stream(...)` for its events
-and `error_body(...)`. Nothing outside this package knows a wire format.
+`DIALECTS` holds one `Dialect` per wire format; nothing outside this package knows one. Requests are checked against,
+and answers built from, the types of the openai and anthropic packages, which are imported when first needed.
 """
+
+from workers.proxy.dialect.dialect import DIALECTS, Dialect, Writer
+
+__all__ = ["DIALECTS", "Dialect", "Writer"]
