@@ -8,14 +8,17 @@ StillHeld and VersionMismatch where the engine says so. A 200 alone is never tak
 import json
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from typing import Any, Literal, Self
 
 import httpx2
 
-from infra.engine.generation import ChunkReader, GenerateChunk, GenerateRequest, check_rid, refusal
+from infra.engine.generation import ChunkReader, EngineBusy, GenerateChunk, GenerateRequest, check_rid, refusal
 from infra.engine.release import EngineLoads
 from workflows.messages.errors import EngineUnavailable, InvalidRequest, StillHeld, VersionMismatch
 
+_CALLERS_FAULT = (400, 413, 422)
 PauseMode = Literal["abort", "retract", "in_place"]
 
 
@@ -83,7 +86,8 @@ class EngineClient:
         try:
             async with self._http.stream("POST", "/generate", json=body, timeout=timeout) as response:
                 if response.status_code != 200:
-                    raise _failure("/generate", response.status_code, await response.aread())
+                    content = await response.aread()
+                    raise _failure("/generate", response.status_code, content, response.headers.get("retry-after"))
                 async for line in response.aiter_lines():
                     if finished or not line.startswith("data: ") or line == "data: [DONE]":
                         continue
@@ -165,6 +169,11 @@ class EngineClient:
             raise StillHeld(f"{self.base_url} did not flush: {response.text.strip()}")
         _check(path, response)
 
+    async def constrains(self) -> bool:
+        """Whether it can follow a grammar: its server arguments name a grammar backend."""
+        backend = (await self._get("/server_info")).get("grammar_backend")
+        return backend not in (None, "", "none")
+
     async def loads(self) -> EngineLoads:
         return EngineLoads.of_answer(await self._get("/v1/loads"))
 
@@ -190,21 +199,41 @@ class EngineClient:
 
 def _check(path: str, response: httpx2.Response) -> httpx2.Response:
     if response.status_code != 200:
-        raise _failure(path, response.status_code, response.content)
+        raise _failure(path, response.status_code, response.content, response.headers.get("retry-after"))
     return response
 
 
-def _failure(path: str, status: int, content: bytes) -> InvalidRequest | EngineUnavailable:
-    """4xx is the caller's fault, except where the engine is merely not ready (408, 429)."""
+def _failure(
+    path: str, status: int, content: bytes, retry_after: str | None = None
+) -> InvalidRequest | EngineUnavailable:
+    """What says that the request itself is wrong is the caller's fault; all else, also a missing route or a refused
+    key, is this engine's, and another one may well answer."""
     try:
         error: Any = json.loads(content)
         error = error.get("error", error) if isinstance(error, dict) else error
     except ValueError:
         error = content.decode(errors="replace")[:500]
-    if 400 <= status < 500 and status not in (408, 429):
+    if status in _CALLERS_FAULT:
         found = refusal(error)
         return found if isinstance(found, InvalidRequest) else InvalidRequest(str(found))
-    return EngineUnavailable(f"{path} answered {status}: {error}")
+    text, seconds = f"{path} answered {status}: {error}", retry_after_seconds(retry_after)
+    return EngineUnavailable(text) if seconds is None else EngineBusy(text, seconds)
+
+
+def retry_after_seconds(header: str | None) -> float | None:
+    """Seconds a ``Retry-After`` header asks for, written as a number or as an HTTP date; None if it says nothing."""
+    if not header:
+        return None
+    text = header.strip()
+    if text.isdecimal():
+        return float(text)
+    try:
+        moment = parsedate_to_datetime(text)
+    except ValueError:
+        return None
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    return max(0.0, (moment - datetime.now(UTC)).total_seconds())
 
 
 def _json(response: httpx2.Response) -> dict[str, Any]:

@@ -14,6 +14,15 @@ from workflows.messages.errors import EngineUnavailable, InvalidRequest
 
 RID = re.compile(r"^[0-9a-f]{36}$")
 
+
+class EngineBusy(EngineUnavailable):
+    """The engine asks to be left alone for `retry_after_seconds`."""
+
+    def __init__(self, message: str, retry_after_seconds: float) -> None:
+        super().__init__(message)
+        self.retry_after_seconds = retry_after_seconds
+
+
 Finish = Literal["stop", "length", "abort"]
 
 
@@ -48,6 +57,7 @@ class GenerateRequest:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
+    min_new_tokens: int = 0
     stop_token_ids: Sequence[int] = ()
     sampling_seed: int | None = None
     ignore_eos: bool = False
@@ -78,6 +88,8 @@ class GenerateRequest:
             "ignore_eos": self.ignore_eos,
             **self.extra_sampling,
         }
+        if self.min_new_tokens:
+            sampling["min_new_tokens"] = self.min_new_tokens
         if self.sampling_seed is not None:
             sampling["sampling_seed"] = self.sampling_seed
         body: dict[str, Any] = {

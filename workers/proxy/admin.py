@@ -67,7 +67,7 @@ class Admin:
             del self._cut[next(iter(self._cut))]
         cut += [segment for segment in segments if segment not in cut]
         for segment in segments:
-            segment.cut.set()
+            segment.cut()
         if segments:
             ends = [asyncio.ensure_future(segment.ended.wait()) for segment in segments]
             await asyncio.wait(ends, timeout=self._settings.abort_grace_seconds + 1)

@@ -14,6 +14,11 @@ class Held:
     since: float
 
 
+def overdue(held: Held, now: float, oldest_first_seconds: float) -> bool:
+    """Whether it has waited so long that it goes before all that have not."""
+    return now - held.since >= oldest_first_seconds
+
+
 def order(waiting: Sequence[Held], now: float, oldest_first_seconds: float) -> list[Held]:
     """First whoever waited longest beyond the limit; then executions that are furthest, warm prefixes, and age.
 
@@ -21,7 +26,7 @@ def order(waiting: Sequence[Held], now: float, oldest_first_seconds: float) -> l
     """
 
     def key(held: Held) -> tuple[float, ...]:
-        if now - held.since >= oldest_first_seconds:
+        if overdue(held, now, oldest_first_seconds):
             return (0, held.since)
         return (1, -held.completed_calls, -held.cached_tokens, held.since)
 

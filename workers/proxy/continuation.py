@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
+from workflows.messages.burst import Sampling
 from workflows.messages.errors import EngineUnavailable
 
 
@@ -56,12 +57,25 @@ class Continuation:
         self.logprobs.extend(piece.logprobs[:count])
         self.versions.extend(piece.versions[:count])
 
+    def newer_than(self, version: int, start: int) -> int:
+        """How many of the tokens from output position `start` on are of newer weights than `version`."""
+        return sum(found > version for found in self.versions[start:])
+
     def restamp(self, start: int, versions: Sequence[int]) -> None:
         """An engine's last word on the versions of the tokens from output position `start` on."""
         kept = len(self.versions) - start
         if len(versions) < kept:
             raise EngineUnavailable(f"versions of {len(versions)} tokens for {kept}")
         self.versions[start:] = versions[:kept]
+
+
+def carries_over(sampling: Sampling, constrained: bool) -> bool:
+    """Whether an answer can go on elsewhere from its tokens alone.
+
+    Engines count penalties over, and follow a grammar along, what they themselves have sampled; sent as a prompt, the
+    same tokens start both anew.
+    """
+    return not constrained and not sampling.penalises
 
 
 def check_piece(piece: Piece, remaining: int, vocab_size: int) -> None:

@@ -1,34 +1,39 @@
 """Runs a call to its end, on as many engines as it takes.
 
 Invariants: a segment starts exactly where the last one's accepted tokens end; what an engine sent is accepted only
-after it was checked; a fault of an engine is never shown to the harness while another one can go on.
+after it was checked; a fault of an engine is never shown to the harness while another one can go on; an answer whose
+state cannot be carried to another engine starts anew if nobody has heard any of it, and else ends in a clear error.
 """
 
 import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from infra.engine import EngineClient, GenerateChunk, GenerateRequest
+from infra.engine import EngineBusy, GenerateChunk, GenerateRequest
 from infra.tokenizer import ChatTokenizer
-from workers.proxy import rows
+from workers.proxy import segment_rows
+from workers.proxy.aborts import Aborts
 from workers.proxy.admission import Held
-from workers.proxy.call import LiveCall
-from workers.proxy.continuation import Piece, check_piece
+from workers.proxy.call import LiveCall, ModelRequest
+from workers.proxy.continuation import Piece, carries_over, check_piece
+from workers.proxy.engine_record import EngineRecord
 from workers.proxy.handoffs import Handoffs
 from workers.proxy.metrics import Metrics
 from workers.proxy.recorder import Recorder
 from workers.proxy.segment import Segment
 from workers.proxy.settings import ProxySettings
 from workers.proxy.table import RouteTable, Waiter
+from workers.proxy.watch import Watch
 from workflows.messages.errors import EngineUnavailable, InvalidRequest
 
 log = logging.getLogger(__name__)
-ABORT_EVERY_SECONDS = 0.25
 CONTEXT_EDGE_TOKENS = 8
 """An engine may end an answer this much before the context is full."""
+_ENDS = ("stop", "length")
+_FAULTS = ("died", "abort", "short")
+_WHY = {"abort": "it aborted the request unasked", "short": "it ended before the budget"}
 
 
 @dataclass(frozen=True)
@@ -44,13 +49,20 @@ class Dispatcher:
     recorder: Recorder
     handoffs: Handoffs
     metrics: Metrics
-    _aborting: set[asyncio.Task[None]] = field(default_factory=set)  # the loop itself keeps only weak references
+    aborts: Aborts
+
+    async def check(self, request: ModelRequest) -> None:
+        """Raises InvalidRequest for what no engine of this fleet can do, before anything is recorded."""
+        if request.grammar is not None and not await self.table.can_constrain():
+            raise InvalidRequest("this fleet's engines cannot constrain their output", field=request.grammar.kind)
 
     async def answer(self, call: LiveCall) -> str:
         """stop or length, with the answer in `call`.
 
-        Raises EngineUnavailable when patience is over, InvalidRequest if an engine refuses the request itself.
+        Raises EngineUnavailable when patience is over or the answer cannot go on, InvalidRequest if an engine refuses
+        the request itself.
         """
+        clock = asyncio.get_running_loop().time
         number, faults, failing_since, left = 0, 0, None, None
         while call.so_far.remaining > 0:
             had = len(call.so_far.ids)
@@ -59,35 +71,50 @@ class Dispatcher:
                 self.metrics.reroutes.inc()
             ended, why = await self._segment(call, segment)
             number, left = number + 1, segment.engine
-            if ended in ("stop", "length"):
+            if ended in _ENDS:
                 return ended
             if len(call.so_far.ids) > had:
                 faults, failing_since = 0, None
-            if ended == "moved":
-                continue
-            faults, failing_since = faults + 1, failing_since or time.monotonic()
-            log.warning("call %s: %s at %s: %s", call.call, ended, segment.engine, why)
-            self.table.failed(segment.engine, segment.boot_epoch)
-            patience = self.settings.retry_seconds - (time.monotonic() - failing_since)
-            if faults >= self.settings.max_faults or patience <= 0:
-                raise EngineUnavailable(f"{faults} engine faults in a row, the last: {why}")
+            if ended != "moved":
+                faults, failing_since = faults + 1, failing_since or clock()
+                log.warning("call %s: %s at %s: %s", call.call, ended, segment.engine, why)
+                patience = self.settings.retry_seconds - (clock() - failing_since)
+                if faults >= self.settings.max_faults or patience <= 0:
+                    raise EngineUnavailable(f"{faults} engine faults in a row, the last: {why}")
+            if call.so_far.ids and not carries_over(call.sampling, call.request.grammar is not None):
+                self._begin_again(call, why)
         return "length"
 
+    def _begin_again(self, call: LiveCall, why: str) -> None:
+        """The engine's state is lost with the engine: from the start, if nobody has heard anything yet."""
+        said = len(call.so_far.ids)
+        if call.has_shown:
+            raise EngineUnavailable(
+                f"interrupted after {said} tokens ({why or 'its engine left'}), and its grammar or penalties cannot be "
+                "carried to another engine: ask again"
+            )
+        log.info("call %s: %d tokens are dropped, it begins again", call.call, said)
+        call.begin_again()
+        self.recorder.post(segment_rows.discard_segments(call.call))
+
     async def _room(self, call: LiveCall, number: int) -> Segment:
-        arrived = time.monotonic()
+        clock = asyncio.get_running_loop().time
+        arrived = clock()
         kv_waited = await self.handoffs.wait(call.execution)
         waiter = Waiter(
-            held=Held(call.call, call.completed_calls, call.prompt.shared, time.monotonic()),
+            held=Held(call.call, call.completed_calls, call.prompt.shared, arrived - call.waited_seconds),
             execution=call.execution,
             newest_version=call.so_far.newest_version,
             reserved_tokens=len(call.prompt.ids) + call.so_far.budget,
+            constrained=call.request.grammar is not None,
             number=number,
             kv_waited=kv_waited,
+            since=clock(),
             granted=asyncio.get_running_loop().create_future(),
         )
         segment = await self.table.acquire(waiter, self.settings.hold_seconds)
-        call.waited_seconds += time.monotonic() - arrived
-        self.metrics.waited.observe(time.monotonic() - arrived)
+        call.waited_seconds += clock() - arrived
+        self.metrics.waited.observe(clock() - arrived)
         return segment
 
     async def _segment(self, call: LiveCall, segment: Segment) -> tuple[str, str]:
@@ -99,97 +126,109 @@ class Dispatcher:
             return "moved", "the door closed"
         request = self._request(call, segment)
         self._open_row(call, segment, request)
-        had = len(call.so_far.ids)
-        ended, why, cached = "died", "", [0]
+        had, ended, why, rest = len(call.so_far.ids), "abort", "", None
         try:
-            ended = await self._read(call, segment, record.upstream, request, cached)
-            if ended in ("stop", "length"):
-                self.table.did_well(segment.engine)
-            elif segment.cut.is_set() or segment.lost.is_set() or not record.door_open:
-                why, ended = ended, "moved"
-            else:
-                why = {"abort": "it aborted the request unasked", "short": "it ended before the budget"}[ended]
+            ended = await self._read(call, segment, record, request)
+            why = _WHY.get(ended, "")
         except EngineUnavailable as error:
-            why = str(error)
-            if segment.lost.is_set() or segment.cut.is_set():
-                ended = "moved"
+            ended, why = "died", str(error)
+            rest = error.retry_after_seconds if isinstance(error, EngineBusy) else None
         except InvalidRequest:
             ended, segment.stopped = "refused", True
             raise
         finally:
-            if not segment.stopped:
-                self._abort_soon(record.upstream, segment.rid)
+            if ended in _FAULTS and (segment.is_cut or segment.is_lost or (ended != "died" and not record.door_open)):
+                ended = "moved"
             segment.moved = ended == "moved"
             self.table.release(segment)
+            self.aborts.end(record, segment)
             written = "abort" if ended in ("moved", "short") else ended
             self.metrics.segments.labels(written).inc()
             self.recorder.post(
-                rows.close_segment(
+                segment_rows.close_segment(
                     call.call,
                     segment.number,
                     ended=written,
                     output_tokens=len(call.so_far.ids) - had,
-                    cached_tokens=cached[0],
+                    cached_tokens=segment.cached_tokens,
+                    mixed_kv_tokens=segment.mixed_kv_tokens,
                 )
             )
+        if ended in _ENDS:
+            self.table.did_well(segment.engine)
+        elif ended != "moved":
+            self.table.failed(segment.engine, segment.boot_epoch, rest)
         return ended, why
 
-    async def _read(
-        self, call: LiveCall, segment: Segment, engine: EngineClient, request: GenerateRequest, cached: list[int]
-    ) -> str:
+    async def _read(self, call: LiveCall, segment: Segment, record: EngineRecord, request: GenerateRequest) -> str:
         """Take in one stream. Returns stop, length, abort or short (length, but not where it should be)."""
-        start, stream = len(call.so_far.ids), engine.generate(request)
-        watch = Watch(self, segment, engine)
+        start, stream, watch = len(call.so_far.ids), record.upstream.generate(request), None
         try:
-            while True:
-                chunk = await watch.next(stream)
-                if chunk is None:
-                    return "stop" if call.stopped else "abort"
-                segment.stopped = chunk.finish is not None
-                cached[0] = chunk.cached_tokens
-                if call.stopped:  # only waiting for the engine to let go
-                    if segment.stopped:
+            async with asyncio.timeout(None) as limit:
+                watch = Watch(self.settings, record, segment, self.aborts, limit)
+                async for chunk in stream:
+                    watch.heard()
+                    segment.stopped = chunk.finish is not None
+                    segment.cached_tokens = chunk.cached_tokens
+                    self._take(call, segment, record, chunk, start)
+                    if call.stopped:  # the engine is told so when the segment is left
                         return "stop"
-                    continue
-                self._take(call, chunk, start)
-                if call.stopped:
-                    if segment.stopped:
-                        return "stop"
-                    segment.cut.set()
-                elif chunk.finish == "length" and call.so_far.remaining > 0:
-                    used = len(call.prompt.ids) + len(call.so_far.ids)
-                    return "length" if used >= self.context_tokens - CONTEXT_EDGE_TOKENS else "short"
-                elif chunk.finish is not None:
-                    return chunk.finish
-        except EngineUnavailable:
-            if call.stopped:
-                return "stop"
-            raise
+                    if chunk.finish == "length" and call.so_far.remaining > 0:
+                        used = len(call.prompt.ids) + len(call.so_far.ids)
+                        return "length" if used >= self.context_tokens - CONTEXT_EDGE_TOKENS else "short"
+                    if chunk.finish is not None:
+                        return chunk.finish
+        except TimeoutError:
+            if watch is not None and watch.why:
+                raise EngineUnavailable(watch.why) from None
         finally:
-            await watch.close(stream)
+            if watch is not None:
+                watch.close()
+            await stream.aclose()
+            segment.mixed_kv_tokens = call.so_far.newer_than(segment.version, start)
             if start == 0:
-                call.cached_tokens = cached[0]
+                call.cached_tokens = segment.cached_tokens
+        return "abort"
 
-    def _take(self, call: LiveCall, chunk: GenerateChunk, start: int) -> None:
-        piece = Piece(chunk.ids, chunk.logprobs, (_version(chunk.weight_version),) * len(chunk.ids))
+    def _take(self, call: LiveCall, segment: Segment, record: EngineRecord, chunk: GenerateChunk, start: int) -> None:
+        version = self._version(segment, record, chunk.weight_version)
+        piece = Piece(chunk.ids, chunk.logprobs, (version,) * len(chunk.ids))
         check_piece(piece, call.so_far.remaining, self.vocabulary)
-        call.so_far.accept(piece, only=call.push(piece.ids))
+        spans = None
         if chunk.spans is not None:
-            call.so_far.restamp(start, [_version(s.version) for s in chunk.spans for _ in range(s.end - s.start)])
+            spans = [self._version(segment, record, s.version) for s in chunk.spans for _ in range(s.end - s.start)]
+        call.so_far.accept(piece, only=call.push(piece.ids))
+        if spans is not None:
+            call.so_far.restamp(start, spans)
+
+    def _version(self, segment: Segment, record: EngineRecord, label: str) -> int:
+        """An engine's weight label as a version. Raises EngineUnavailable for weights nobody published there."""
+        if not label.isdecimal():
+            raise EngineUnavailable(f"its weights are labelled {label!r}, which is no version")
+        version = int(label)
+        if not record.may_say(segment, version):
+            raise EngineUnavailable(f"it speaks with version {version}, and was opened at {segment.version}")
+        return version
 
     def _request(self, call: LiveCall, segment: Segment) -> GenerateRequest:
-        sampling = call.sampling
+        sampling, grammar = call.sampling, call.request.grammar
+        least = min(call.request.least_tokens - len(call.so_far.ids), call.so_far.remaining)
         return GenerateRequest(
             rid=segment.rid,
             input_ids=call.so_far.next_input,
             max_new_tokens=call.so_far.remaining,
+            min_new_tokens=max(0, least),
             cache_key=f"{self.run}|{segment.version}|{segment.checksum}",
             session_id=call.execution,
             temperature=sampling.temperature,
             top_p=sampling.top_p,
             top_k=sampling.top_k,
+            presence_penalty=sampling.presence_penalty,
+            frequency_penalty=sampling.frequency_penalty,
+            repetition_penalty=sampling.repetition_penalty,
             stop_token_ids=self.tokenizer.end_of_turn_ids,
             sampling_seed=segment_seed(self.run, call.execution, call.seed, call.sequence, segment.number),
+            extra_sampling={} if grammar is None else {grammar.kind: grammar.text},
         )
 
     def _open_row(self, call: LiveCall, segment: Segment, request: GenerateRequest) -> None:
@@ -208,87 +247,7 @@ class Dispatcher:
             "prompt_tokens": len(request.input_ids),
             "kv_waited": segment.kv_waited,
         }
-        self.recorder.post(rows.open_segment(row))
-
-    def _abort_soon(self, engine: EngineClient, rid: str) -> None:
-        task = asyncio.ensure_future(_abort(engine, rid))
-        self._aborting.add(task)
-        task.add_done_callback(self._aborting.discard)
-
-
-class Watch:
-    """Waits for the next chunk of a stream, and for every reason to stop waiting."""
-
-    def __init__(self, dispatcher: Dispatcher, segment: Segment, engine: EngineClient) -> None:
-        self._settings, self._table = dispatcher.settings, dispatcher.table
-        self._segment, self._engine = segment, engine
-        self._cut = asyncio.ensure_future(segment.cut.wait())
-        self._lost = asyncio.ensure_future(segment.lost.wait())
-        self._cut_at: float | None = None
-        self._asked_at = float("-inf")
-        self._first = True
-
-    async def next(self, stream: AsyncIterator[GenerateChunk]) -> GenerateChunk | None:
-        """The next chunk; None if the request was cut and did not end in time. Raises EngineUnavailable."""
-        step = asyncio.ensure_future(anext(stream))
-        since = time.monotonic()
-        try:
-            while True:
-                if self._lost.done():
-                    raise EngineUnavailable("the engine was lost")
-                # Asked for even while chunks keep coming: a busy stream must not drown the cut.
-                if self._cut.done() and not await self._aborting():
-                    return None
-                if step.done():
-                    self._first = False
-                    return step.result()
-                silence = time.monotonic() - since
-                if not self._cut.done() and self._silent(silence):
-                    raise EngineUnavailable(f"silent for {silence:.0f} s")
-                signals = {signal for signal in (self._cut, self._lost) if not signal.done()}
-                await asyncio.wait({step, *signals}, timeout=ABORT_EVERY_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            if not step.done():
-                step.cancel()
-                await asyncio.wait({step})
-            elif not step.cancelled():
-                step.exception()  # seen, also where it no longer matters
-
-    async def _aborting(self) -> bool:
-        """Ask the engine to end the request, every so often; False once it has had its time."""
-        now = time.monotonic()
-        self._cut_at = self._cut_at or now
-        if now - self._cut_at > self._settings.abort_grace_seconds:
-            return False
-        if now - self._asked_at >= ABORT_EVERY_SECONDS:
-            self._asked_at = now
-            await _abort(self._engine, self._segment.rid)
-        return True
-
-    def _silent(self, seconds: float) -> bool:
-        limit = self._settings.first_token_seconds if self._first else self._settings.next_token_seconds
-        record = self._table.engines.get(self._segment.engine)
-        # Behind a closed door silence is a pause, and whoever closed it bounds it.
-        return seconds > limit and record is not None and record.door_open
-
-    async def close(self, stream: AsyncIterator[GenerateChunk]) -> None:
-        self._cut.cancel()
-        self._lost.cancel()
-        await stream.aclose()  # pyright: ignore[reportAttributeAccessIssue]
-
-
-async def _abort(engine: EngineClient, rid: str) -> None:
-    try:
-        await engine.abort(rid)
-    except (EngineUnavailable, InvalidRequest) as error:
-        log.info("abort of %s: %s", rid, error)
-
-
-def _version(label: str) -> int:
-    """An engine's weight label as a version. Raises EngineUnavailable for weights nobody published."""
-    if not label.isdecimal():
-        raise EngineUnavailable(f"its weights are labelled {label!r}, which is no version")
-    return int(label)
+        self.recorder.post(segment_rows.open_segment(row))
 
 
 def segment_seed(run: str, execution: str, seed: int, sequence: int, segment: int) -> int:

@@ -23,20 +23,27 @@ class Engine:
     reserved_tokens: int
     executions: int
     free_at: float = 0.0
+    grammars: bool = True
 
 
 @dataclass(frozen=True)
 class Demand:
-    """What a request needs. `home`: the engine its execution is routed to; `since`: when it began to wait."""
+    """What a request needs. `home`: the engine its execution is routed to; `since`: when it began to wait.
+
+    `constrained`: its output must follow a grammar.
+    """
 
     home: str | None
     newest_version: int | None
     reserved_tokens: int
     since: float
+    constrained: bool = False
 
 
-def serves(engine: Engine, newest_version: int | None) -> bool:
+def serves(engine: Engine, newest_version: int | None, *, constrained: bool = False) -> bool:
     """Whether a request with tokens of `newest_version` may go there at all."""
+    if constrained and not engine.grammars:
+        return False
     return engine.door_open and engine.version is not None and engine.version >= (newest_version or 0)
 
 
@@ -53,18 +60,30 @@ def place(engines: Sequence[Engine], demand: Demand, now: float, sticky_wait_sec
     Home first, for its KV; a home that is full or whose door is closed is waited for a while, one that just failed or
     that has gone is not.
     """
+    able = [e for e in engines if serves(e, demand.newest_version, constrained=demand.constrained)]
     home = next((engine for engine in engines if engine.name == demand.home), None)
     if home is not None:
         failed = home.free_at > now
-        if not failed and serves(home, demand.newest_version) and has_room(home, demand.reserved_tokens):
+        if not failed and home in able and has_room(home, demand.reserved_tokens):
             return home.name
         if not failed and now - demand.since < sticky_wait_seconds:
             return None
-    fit = [e for e in engines if serves(e, demand.newest_version) and has_room(e, demand.reserved_tokens)]
-    rested = [e for e in fit if e.free_at <= now]
+    rested = [e for e in able if e.free_at <= now and has_room(e, demand.reserved_tokens)]
     if not rested:
         return None
     return min(rested, key=lambda e: (e.executions / e.slots, e.running / e.slots, not e.standalone, -e.cell)).name
+
+
+def kept_free(engines: Sequence[Engine], demand: Demand, now: float) -> str | None:
+    """The engine that takes nothing else until a request that has waited too long fits; None if none may serve it.
+
+    Without this, smaller requests could take every bit of room that becomes free for ever. The wait is then bounded by
+    what already runs there.
+    """
+    able = [e for e in engines if serves(e, demand.newest_version, constrained=demand.constrained) and e.free_at <= now]
+    if not able:
+        return None
+    return min(able, key=lambda e: (e.running / e.slots, e.reserved_tokens, e.name)).name
 
 
 def rehome(engines: Sequence[Engine], leaving: str, executions: Mapping[str, int | None]) -> dict[str, str]:

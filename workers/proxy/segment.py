@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 
@@ -9,7 +10,8 @@ from dataclasses import dataclass, field
 class Segment:
     """`rid` = the call's 32 hex digits and 4 of the segment: fixed length, so no rid is a prefix of another.
 
-    `cut` is set by whoever wants the request elsewhere; the reader then aborts it and keeps what still arrives.
+    Whoever wants the request elsewhere calls `cut`: the reader then has it aborted and keeps what still arrives. `lose`
+    says that the engine is gone. `listener` is called, once each, when either happens.
     """
 
     call: str
@@ -22,13 +24,33 @@ class Segment:
     checksum: str
     reserved_tokens: int
     started_at: float = field(default_factory=time.time)
-    cut: asyncio.Event = field(default_factory=asyncio.Event)
-    lost: asyncio.Event = field(default_factory=asyncio.Event)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
+    is_cut: bool = False
+    is_lost: bool = False
+    listener: Callable[[], None] | None = None
     stopped: bool = False  # the engine is known to have ended it
+    aborted: bool = False  # the engine has been asked to end it
     kv_waited: bool = False
     moved: bool = False  # it was cut, and its request goes on elsewhere
+    cached_tokens: int = 0
+    mixed_kv_tokens: int = 0  # last output tokens that were sampled over KV of older weights
 
     @property
     def rid(self) -> str:
         return f"{self.call}{self.number:04x}"
+
+    def cut(self) -> None:
+        """The request is to go on elsewhere."""
+        if not self.is_cut:
+            self.is_cut = True
+            self._tell()
+
+    def lose(self) -> None:
+        """The engine is gone."""
+        if not self.is_lost:
+            self.is_lost = True
+            self._tell()
+
+    def _tell(self) -> None:
+        if self.listener is not None:
+            self.listener()

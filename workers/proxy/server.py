@@ -5,7 +5,7 @@ import contextlib
 import json
 import logging
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +18,8 @@ from infra.records import schema
 from infra.records.database import open_database
 from infra.settings.run import Secrets, load_run
 from infra.tokenizer import ChatTokenizer
-from workers.proxy import rows
+from workers.proxy import rows, segment_rows
+from workers.proxy.aborts import Aborts
 from workers.proxy.admin import Admin, admin_app
 from workers.proxy.broker import Broker
 from workers.proxy.dispatch import Dispatcher
@@ -47,11 +48,13 @@ class Proxy:
     table: RouteTable
     recorder: Recorder
     metrics: Metrics
+    aborts: Aborts
 
     async def close(self) -> None:
         """End every running call, write what is queued, hang up on the engines."""
         for execution in self.executions.all():
             await self.control.broker.close(execution)
+        await self.aborts.close()
         await self.table.close()
         await asyncio.to_thread(self.recorder.close)
 
@@ -64,20 +67,30 @@ async def build_proxy(
     context_tokens: int,
     admin_key: str,
     settings: ProxySettings,
+    connect: Callable[[str], EngineClient] | None = None,
 ) -> Proxy:
-    """A proxy that goes on where the last one on this database stood: engines, routes and open executions."""
+    """A proxy that goes on where the last one on this database stood: engines, routes and open executions.
+
+    `connect` makes the client of an engine from its URL, where the usual one will not do.
+    """
     tokenizer = ChatTokenizer(model_folder)
     vocabulary = max(tokenizer.vocab_size, _embedded_ids(model_folder))
     metrics, recorder, handoffs, executions = Metrics(), Recorder(database), Handoffs(), Executions()
 
-    def connect(url: str) -> EngineClient:
+    def usual(url: str) -> EngineClient:
         silence = max(settings.first_token_seconds, settings.next_token_seconds) * 2  # the dispatcher's is the limit
         return EngineClient(url, vocabulary=vocabulary, admin_key=admin_key, silence_seconds=silence)
 
-    table = RouteTable(settings, recorder, connect, metrics)
+    table, aborts = RouteTable(settings, recorder, connect or usual, metrics), Aborts(settings)
+    orphans = await asyncio.to_thread(_restore, database, run, table, executions)
     await recorder.write(rows.fail_orphans())
-    await asyncio.to_thread(_restore, database, run, table, executions)
-    dispatcher = Dispatcher(run, context_tokens, vocabulary, settings, tokenizer, table, recorder, handoffs, metrics)
+    for engine, boot_epoch, rid in orphans:
+        record = table.engines.get(engine)
+        if record is not None and record.entry.boot_epoch == boot_epoch:
+            aborts.end_orphan(record, rid)
+    dispatcher = Dispatcher(
+        run, context_tokens, vocabulary, settings, tokenizer, table, recorder, handoffs, metrics, aborts
+    )
     broker = Broker(
         database=database,
         tokenizer=tokenizer,
@@ -96,6 +109,7 @@ async def build_proxy(
         table=table,
         recorder=recorder,
         metrics=metrics,
+        aborts=aborts,
     )
 
 
@@ -105,7 +119,8 @@ def _embedded_ids(model_folder: Path) -> int:
     return int(json.loads(file.read_text()).get("vocab_size") or 0) if file.is_file() else 0
 
 
-def _restore(database: Engine, run: str, table: RouteTable, executions: Executions) -> None:
+def _restore(database: Engine, run: str, table: RouteTable, executions: Executions) -> list[tuple[str, int, str]]:
+    """What is on record, into the tables; returns (engine, boot epoch, request id) of what the last life left."""
     with database.connect() as connection:
         for row in connection.execute(select(schema.engines)):
             entry = EngineEntry(
@@ -136,6 +151,8 @@ def _restore(database: Engine, run: str, table: RouteTable, executions: Executio
         for row in connection.execute(select(schema.routes)):
             if row.engine in table.engines and row.execution in known:
                 table.routes[row.execution] = row.engine
+        table.restore_plans(segment_rows.plans(connection))
+        return segment_rows.open_rids(connection)
 
 
 class _Server(uvicorn.Server):

@@ -7,15 +7,15 @@ routes is durable before the control API answers. Decisions are in `placement` a
 import asyncio
 import itertools
 import logging
-import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from infra.engine import EngineClient
-from workers.proxy import rows
-from workers.proxy.admission import Held, order
+from workers.proxy import rows, segment_rows
+from workers.proxy.admission import Held, order, overdue
+from workers.proxy.engine_record import EngineRecord
 from workers.proxy.metrics import Metrics
-from workers.proxy.placement import Demand, Engine, place, rehome
+from workers.proxy.placement import Demand, Engine, kept_free, place, rehome
 from workers.proxy.recorder import Recorder
 from workers.proxy.segment import Segment
 from workers.proxy.settings import ProxySettings
@@ -23,34 +23,22 @@ from workflows.messages.errors import EngineUnavailable, Fenced, InvalidInput
 from workflows.messages.routing import DoorChange, EngineEntry, EngineState, Move, ReroutePlan, RerouteRequest
 
 log = logging.getLogger(__name__)
-BACKOFF_LIMIT_SECONDS = 8.0
-PUMP_SECONDS = 0.1
-REMEMBERED_LEASES = 256
-
-
-@dataclass(eq=False)
-class EngineRecord:
-    entry: EngineEntry
-    upstream: EngineClient
-    door_open: bool = False
-    version: int | None = None
-    checksum: str | None = None
-    segments: dict[str, Segment] = field(default_factory=dict)
-    unsettled: set[str] = field(default_factory=set)  # rids given up on before the engine had ended them
-    failures: int = 0
-    free_at: float = 0.0
+REMEMBERED_LEASES = segment_rows.PLANS_KEPT
+RETIRE_SECONDS = 10.0
 
 
 @dataclass(eq=False)
 class Waiter:
-    """A request that waits for room."""
+    """A request that waits for room. `since`: when this wait began; `held.since` counts earlier ones as well."""
 
     held: Held
     execution: str
     newest_version: int | None
     reserved_tokens: int
+    constrained: bool
     number: int
     kv_waited: bool
+    since: float
     granted: asyncio.Future[Segment]
 
 
@@ -66,6 +54,7 @@ class RouteTable:
         self.waiters: list[Waiter] = []
         self._plans: dict[str, ReroutePlan] = {}
         self._pump_task: asyncio.Task[None] | None = None
+        self._retiring: set[asyncio.Task[None]] = set()
 
     # Engines and doors ------------------------------------------------------------------------------------------
 
@@ -73,6 +62,10 @@ class RouteTable:
         """An engine as the database knew it when this proxy started."""
         record = EngineRecord(entry, self._connect(entry.url), door_open, version, checksum)
         self.engines[entry.engine] = record
+
+    def restore_plans(self, plans: Iterable[ReroutePlan]) -> None:
+        """The reroute plans that an earlier life of the proxy has made, oldest first."""
+        self._plans |= {plan.lease: plan for plan in plans}
 
     async def put(self, entry: EngineEntry) -> None:
         """A new engine, or a new boot of one, comes with a closed door; the same entry again changes nothing."""
@@ -83,20 +76,25 @@ class RouteTable:
             if entry == known.entry:
                 return
             self._lose(known)
-            await known.upstream.close()
+            known.retired = True
+            task = asyncio.ensure_future(_retire(known))
+            self._retiring.add(task)
+            task.add_done_callback(self._retiring.discard)
         record = EngineRecord(entry, self._connect(entry.url))
         self.engines[entry.engine] = record
         await self._save(record)
         self.pump()
 
     async def door(self, change: DoorChange) -> None:
-        """Open at a version and checksum, or close; closing lets what runs there go on."""
+        """Open at a version and checksum, or close; closing lets what runs there go on, at `version` if one comes."""
         record = self.of(change.engine, change.boot_epoch)
         if change.open:
             if change.version is None or not change.checksum:
                 raise InvalidInput("needed to open a door", field="version" if change.version is None else "checksum")
-            record.version, record.checksum = change.version, change.checksum
-            record.failures, record.free_at = 0, 0.0
+            record.version, record.checksum, record.coming = change.version, change.checksum, None
+            record.failures, record.free_at, record.opened_at = 0, 0.0, _now()
+        else:
+            record.coming = change.version
         record.door_open = change.open
         await self._save(record)
         self.pump()
@@ -119,14 +117,18 @@ class RouteTable:
             raise Fenced(f"{engine} is at boot epoch {record.entry.boot_epoch}, not {boot_epoch}")
         return record
 
-    def failed(self, engine: str, boot_epoch: int) -> None:
-        """An engine let a request down: it rests, longer each time, unless its door opens anew."""
+    def failed(self, engine: str, boot_epoch: int, rest_seconds: float | None = None) -> None:
+        """An engine let a request down: it rests, as long as it asks for or longer each time, unless its door opens
+        anew."""
         record = self.engines.get(engine)
         if record is None or record.entry.boot_epoch != boot_epoch:
             return
-        pause = min(BACKOFF_LIMIT_SECONDS, self._settings.engine_backoff_seconds * 2**record.failures)
+        settings = self._settings
+        pause = min(settings.backoff_limit_seconds, settings.engine_backoff_seconds * 2 ** min(record.failures, 16))
+        if rest_seconds is not None:
+            pause = min(max(pause, rest_seconds), settings.busy_limit_seconds)
         record.failures += 1
-        record.free_at = time.monotonic() + pause
+        record.free_at = max(record.free_at, _now() + pause)
 
     def did_well(self, engine: str) -> None:
         record = self.engines.get(engine)
@@ -164,6 +166,7 @@ class RouteTable:
             del self._plans[next(iter(self._plans))]
         for execution, home in homes.items():
             self._route(execution, home)
+        self._recorder.post(segment_rows.put_plan(plan, request.engine))
         self._recorder.post(rows.put_routes(homes))
         await self._save(record)
         self.pump()
@@ -177,6 +180,12 @@ class RouteTable:
 
     def plan(self, lease: str) -> ReroutePlan | None:
         return self._plans.get(lease)
+
+    async def can_constrain(self) -> bool:
+        """Whether some engine can follow a grammar. One that cannot be asked counts as able."""
+        unknown = [record for record in self.engines.values() if record.grammars is None]
+        await asyncio.gather(*(_ask_grammars(record) for record in unknown))
+        return not self.engines or any(record.grammars is not False for record in self.engines.values())
 
     # Room -------------------------------------------------------------------------------------------------------
 
@@ -210,15 +219,24 @@ class RouteTable:
 
     def pump(self) -> None:
         """Let waiting requests go where there is room; comes back by itself while any wait."""
-        now = time.monotonic()
+        if not self.waiters:
+            return
+        now, settings, kept = _now(), self._settings, set[str]()
         by_call = {waiter.held.call: waiter for waiter in self.waiters}
-        views = self._views() if by_call else []
-        for held in order([w.held for w in self.waiters], now, self._settings.oldest_first_seconds):
+        views = self._views()
+        for held in order([w.held for w in self.waiters], now, settings.oldest_first_seconds):
             waiter = by_call[held.call]
+            if waiter.granted.done():
+                continue
             home = self.routes.get(waiter.execution)
-            demand = Demand(home, waiter.newest_version, waiter.reserved_tokens, held.since)
-            chosen = place(views, demand, now, self._settings.sticky_wait_seconds)
-            if chosen is None or waiter.granted.done():
+            demand = Demand(home, waiter.newest_version, waiter.reserved_tokens, waiter.since, waiter.constrained)
+            free = [view for view in views if view.name not in kept]
+            chosen = place(free, demand, now, settings.sticky_wait_seconds)
+            if chosen is None:
+                kept_for_it = (
+                    kept_free(free, demand, now) if overdue(held, now, settings.oldest_first_seconds) else None
+                )
+                kept |= {kept_for_it} if kept_for_it else set()
                 continue
             self.waiters.remove(waiter)
             if chosen != home:
@@ -231,7 +249,7 @@ class RouteTable:
 
     async def _keep_pumping(self) -> None:
         while self.waiters:
-            await asyncio.sleep(PUMP_SECONDS)
+            await asyncio.sleep(self._settings.pump_seconds)
             self.pump()
 
     def _occupy(self, waiter: Waiter, record: EngineRecord) -> Segment:
@@ -252,8 +270,9 @@ class RouteTable:
         return segment
 
     async def close(self) -> None:
-        if self._pump_task is not None:
-            self._pump_task.cancel()
+        for task in (*self._retiring, *([self._pump_task] if self._pump_task is not None else [])):
+            task.cancel()
+        await asyncio.gather(*self._retiring, return_exceptions=True)
         await asyncio.gather(*(record.upstream.close() for record in self.engines.values()))
 
     # Routes -----------------------------------------------------------------------------------------------------
@@ -278,7 +297,7 @@ class RouteTable:
 
     def _lose(self, record: EngineRecord) -> None:
         for segment in list(record.segments.values()):
-            segment.lost.set()
+            segment.lose()
         record.unsettled.clear()
 
     def _executions(self) -> dict[str, int]:
@@ -303,6 +322,7 @@ class RouteTable:
                 reserved_tokens=sum(segment.reserved_tokens for segment in record.segments.values()),
                 executions=homes.get(name, 0),
                 free_at=record.free_at,
+                grammars=record.grammars is not False,
             )
             for name, record in self.engines.items()
         ]
@@ -322,3 +342,24 @@ class RouteTable:
             "door": "open" if record.door_open else "closed",
         }
         await self._recorder.write(rows.put_engine(row))
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+async def _ask_grammars(record: EngineRecord) -> None:
+    try:
+        record.grammars = await record.upstream.constrains()
+    except EngineUnavailable as error:
+        log.info("%s cannot say whether it follows grammars: %s", record.entry.engine, error)
+
+
+async def _retire(record: EngineRecord) -> None:
+    """Hang up on an engine whose place another boot has taken, once its last reader has left."""
+    ends = [asyncio.ensure_future(segment.ended.wait()) for segment in record.segments.values()]
+    if ends:
+        await asyncio.wait(ends, timeout=RETIRE_SECONDS)
+        for end in ends:
+            end.cancel()
+    await record.upstream.close()

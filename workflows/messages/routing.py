@@ -30,7 +30,10 @@ class EngineEntry(Message):
 
 
 class DoorChange(Message):
-    """Open an engine's door (with the version it has been verified at) or close it."""
+    """Open an engine's door (with the version it has been verified at) or close it.
+
+    Closed with a `version`, the engine is about to be brought to it in place; what runs there goes on.
+    """
 
     engine: str
     boot_epoch: int

@@ -250,6 +250,7 @@ async def test_versions_are_those_the_engine_says(stage):
     await stage.register()
     asking = asyncio.create_task(streamed(stage, 60))
     await stage.speaking(0, 5)
+    await stage.door(0, open_door=False, version=4)  # announced: it is brought there in place
     async with httpx2.AsyncClient(base_url=stage.url(0), verify=False) as direct:
         await direct.post("/pause_generation", json={"mode": "in_place"})
         told = len(engine.running[0].output)
@@ -265,6 +266,23 @@ async def test_versions_are_those_the_engine_says(stage):
     await stage.door(0, version=4)
     call = await checked(stage, await asking, 60)
     assert call.version_spans == ((3, told), (4, 60 - told))
+    mixed, pure = stage.segments(call)
+    assert (mixed["mixed_kv_tokens"], pure["mixed_kv_tokens"]) == (mixed["output_tokens"] - told, 0)
+
+
+async def test_weights_nobody_announced_do_not_answer(stage):
+    """The door was opened at version 3: what says that it is 4 has been changed behind our back."""
+    await stage.engine(version=3, **SLOW)
+    await stage.engine(version=3, open_door=False, **ENDLESS)
+    await stage.register()
+    asking = asyncio.create_task(streamed(stage, 60))
+    await stage.speaking(0, 5)
+    async with httpx2.AsyncClient(base_url=stage.url(0), verify=False) as direct:
+        await direct.post("/update_weight_version", json={"new_version": "4", "abort_all_requests": False})
+    await stage.door(1, version=3)
+    call = await checked(stage, await asking, 60)
+    assert call.version_spans == ((3, 60),)
+    assert stage.segments(call)[0]["ended"] == "died"
 
 
 async def test_unpublished_weights_do_not_answer(stage):

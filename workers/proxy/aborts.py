@@ -1,0 +1,90 @@
+"""Ends requests at engines that nobody reads any more: one abort for each, and the certainty that it worked.
+
+An engine answers 200 to an abort whether or not it knew the request, and real ones ignore a second abort of the same
+request; so one is sent, and another only when the engine is seen to still run the request after a while. A request
+that was given up on before its engine had ended it stays in the record's `unsettled` until the engine has let go.
+"""
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+
+from workers.proxy.engine_record import EngineRecord
+from workers.proxy.segment import Segment
+from workers.proxy.settings import ProxySettings
+from workflows.messages.errors import EngineUnavailable, InvalidRequest
+
+log = logging.getLogger(__name__)
+
+
+class Aborts:
+    """All methods belong to one event loop."""
+
+    def __init__(self, settings: ProxySettings) -> None:
+        self._settings = settings
+        self._tasks: set[asyncio.Task[None]] = set()  # the loop itself keeps only weak references
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def end(self, record: EngineRecord, segment: Segment) -> None:
+        """Have the engine end this request; once, however often it is asked for."""
+        if not segment.aborted and not segment.stopped:
+            segment.aborted = True
+            self._spawn(self._until_ended(record, segment))
+
+    def end_orphan(self, record: EngineRecord, rid: str) -> None:
+        """Have the engine end a request of an earlier life of this proxy."""
+        record.unsettled.add(rid)
+        self._spawn(self._settled(record, rid, asked=False))
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _until_ended(self, record: EngineRecord, segment: Segment) -> None:
+        """While the request's stream is read, its end is seen there; afterwards the engine is asked."""
+        delivered = await self._send(record, segment.rid)
+        wait = self._settings.abort_again_seconds
+        while not segment.ended.is_set():
+            try:
+                async with asyncio.timeout(wait):
+                    await segment.ended.wait()
+            except TimeoutError:
+                if not segment.ended.is_set():
+                    delivered = await self._send(record, segment.rid) or delivered
+        if not segment.stopped:
+            await self._settled(record, segment.rid, asked=delivered)
+
+    async def _settled(self, record: EngineRecord, rid: str, *, asked: bool) -> None:
+        """Bounded: what is left is shown as still running until the engine is seen idle or boots anew."""
+        for _ in range(self._settings.abort_attempts):
+            if not asked:
+                asked = await self._send(record, rid)
+            await asyncio.sleep(self._settings.abort_again_seconds)
+            if record.retired or rid not in record.unsettled:
+                return
+            try:
+                loads = await record.upstream.loads()
+            except EngineUnavailable:
+                continue
+            if loads.running + loads.waiting <= len(record.segments):
+                record.unsettled.discard(rid)
+                return
+            asked = False  # it runs more than we read
+
+    async def _send(self, record: EngineRecord, rid: str) -> bool:
+        if record.retired:
+            return True
+        try:
+            await record.upstream.abort(rid)
+        except (EngineUnavailable, InvalidRequest) as error:
+            log.info("abort of %s: %s", rid, error)
+            return False
+        return True
