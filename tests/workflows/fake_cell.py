@@ -253,4 +253,6 @@ class FakeCell:
         activity.heartbeat()
         while time.monotonic() < begun + self.world.micro_step_seconds or not self.world.may_finish(self):
             await asyncio.sleep(0.1)
+            if self.dead:
+                await self.world.faults.hang()
             activity.heartbeat()
