@@ -1,8 +1,7 @@
-"""An admitted group of a batch becomes micro-steps: whole paths, packed up to a token budget.
+"""An admitted group of a batch becomes micro-steps: paths, or trees of them, packed up to a token budget.
 
-A micro-step sums ``A_i / |T_i|`` over its targets, so the gradient of a group does not depend on how it is cut. A
-path longer than the budget is a micro-step of its own. Packing is a pure function of the admitted group and the
-stored trajectories: a retry writes the same bytes.
+A micro-step sums ``A_i / |T_i|`` over its targets, so the gradient of a group does not depend on how it is cut or laid
+out. Packing is a pure function of the admitted group and the stored trajectories: a retry writes the same bytes.
 """
 
 import asyncio
@@ -10,30 +9,29 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from sqlalchemy import Engine
+from sqlalchemy import Engine, select
 from temporalio import activity
 
-from activities.trajectories.artifact import TrajectoryPath, decode_trajectory
-from infra.micro_steps import MicroStepHeader, PackedMicroStep, PackedPath, TargetSpan, encode
+from activities.trajectories.artifact import PathHeader, TrajectoryTree, decode_trajectory
+from activities.trajectories.cutting import cut, share_out
+from infra.micro_steps import MicroStepHeader, PackedMicroStep, PackedPath, Provenance, encode
 from infra.objects import ObjectStore
 from infra.records.executions import get_execution
 from infra.records.groups import GroupMember, get_group, keep_micro_steps
+from infra.records.schema import executions
 from workflows.messages import ids
 from workflows.messages.errors import Fenced
 from workflows.messages.group import MicroStep, PackedGroup, PackGroup
 
 
 @dataclass(frozen=True, eq=False)
-class WeightedPath:
-    """A path with its execution's advantage and |T_i|."""
+class Piece:
+    """Paths of one execution with its advantage, its |T_i| and where it comes from."""
 
-    path: TrajectoryPath
+    tree: TrajectoryTree
     advantage: float
     target_total: int
-
-    @property
-    def tokens(self) -> int:
-        return len(self.path.ids)
+    provenance: Provenance
 
 
 class PackingActivities:
@@ -56,10 +54,11 @@ class PackingActivities:
             row = get_group(connection, group_id)
         if row is None:
             raise Fenced(f"group {group_id} was never admitted")
-        paths = [] if row.no_signal else [path for member in row.members for path in self._paths(member)]
+        pieces = [] if row.no_signal else [one for member in row.members for one in self._pieces(member, request)]
         packed: list[MicroStep] = []
-        for index, bin_ in enumerate(pack(paths, request.token_budget), start=request.first_index):
-            step = assemble(request, group_id, index, bin_)
+        shares = share_out([piece.tree.tokens for piece in pieces], request.token_budget)
+        for index, share in enumerate(shares, start=request.first_index):
+            step = assemble(request, group_id, index, [pieces[place] for place in share])
             uri = f"micro-steps/{request.batch}/{index}.safetensors"
             packed.append(
                 MicroStep(
@@ -74,72 +73,93 @@ class PackingActivities:
         keep_micro_steps(self._engine, request.batch, group_id, tuple(packed))
         return PackedGroup(group=group_id, micro_steps=tuple(packed))
 
-    def _paths(self, member: GroupMember) -> list[WeightedPath]:
+    def _pieces(self, member: GroupMember, request: PackGroup) -> list[Piece]:
         if member.left_out is not None or member.advantage is None or member.target_tokens == 0:
             return []
         with self._engine.connect() as connection:
             row = get_execution(connection, member.execution)
-        if row is None or row.processed is None:
+            query = select(executions.c.task, executions.c.harness).where(executions.c.execution == member.execution)
+            made_by = connection.execute(query).one_or_none()
+        if row is None or row.processed is None or made_by is None:
             raise Fenced(f"{member.execution} has no trajectory any more")
-        stored = decode_trajectory(self._objects.get(row.processed.payload))
-        return [WeightedPath(path, member.advantage, member.target_tokens) for path in stored]
+        tree = decode_trajectory(self._objects.get(row.processed.payload))
+        provenance = Provenance(
+            execution=member.execution,
+            task=made_by.task.rsplit("/", 1)[-1],
+            harness=made_by.harness,
+            outcome=member.outcome,
+            reward=member.reward,
+            oldest_version=row.processed.processed.oldest_version,
+            newest_version=row.processed.processed.newest_version,
+            trajectory_sha256=row.processed.payload.sha256,
+        )
+        if request.layout == "flat":
+            parts = [(path,) for path in range(len(tree.header.paths))]
+        else:
+            parts = cut(tree, request.token_budget)
+        return [Piece(tree.part(part), member.advantage, member.target_tokens, provenance) for part in parts]
 
 
-def pack(paths: Sequence[WeightedPath], token_budget: int) -> list[list[WeightedPath]]:
-    """First fit, longest first; equal lengths keep their order."""
-    bins: list[list[WeightedPath]] = []
-    room: list[int] = []
-    for path in sorted(paths, key=lambda path: -path.tokens):
-        place = next((index for index, left in enumerate(room) if path.tokens <= left), None)
-        if place is None:
-            bins.append([])
-            room.append(token_budget)
-            place = len(bins) - 1
-        bins[place].append(path)
-        room[place] -= path.tokens
-    return bins
-
-
-def assemble(request: PackGroup, group_id: str, index: int, paths: Sequence[WeightedPath]) -> PackedMicroStep:
-    """The micro-step of these paths, back to back."""
-    lengths = [path.tokens for path in paths]
-    offsets = np.cumsum([0, *lengths])
-    targets = np.concatenate([path.path.targets for path in paths])
-    weight = np.concatenate([np.full(path.tokens, path.advantage / path.target_total, np.float32) for path in paths])
+def assemble(request: PackGroup, group_id: str, index: int, pieces: Sequence[Piece]) -> PackedMicroStep:
+    """The micro-step of these pieces, one after the other."""
+    trees = [piece.tree for piece in pieces]
+    starts = np.cumsum([0, *(tree.tokens for tree in trees)]).tolist()
+    firsts = np.cumsum([0, *(len(tree.segment_parents) for tree in trees)]).tolist()
+    offsets = [tree.segment_offsets[1:] + start for tree, start in zip(trees, starts[:-1], strict=True)]
+    parents = [
+        np.where(tree.segment_parents < 0, -1, tree.segment_parents + first)
+        for tree, first in zip(trees, firsts[:-1], strict=True)
+    ]
+    targets = [tree.targets() for tree in trees]
     header = MicroStepHeader(
         batch=request.batch,
         index=index,
         group=group_id,
+        layout=request.layout,
         temperature=request.temperature,
         paths=tuple(
-            _header(path, segment, int(start))
-            for segment, (path, start) in enumerate(zip(paths, offsets[:-1], strict=True))
+            _path(piece, path, start, first)
+            for piece, start, first in zip(pieces, starts[:-1], firsts[:-1], strict=True)
+            for path in piece.tree.header.paths
         ),
+        executions=tuple({piece.provenance.execution: piece.provenance for piece in pieces}.values()),
     )
     return PackedMicroStep(
         header=header,
-        ids=np.concatenate([path.path.ids for path in paths]),
-        positions=np.concatenate([np.arange(length, dtype=np.int32) for length in lengths]),
-        segment_offsets=offsets.astype(np.int32),
-        segment_parents=np.full(len(paths), -1, np.int32),
-        targets=targets,
-        weights=np.where(targets, weight, np.float32(0)),
-        behaviour_logprobs=np.concatenate([path.path.logprobs for path in paths]),
-        versions=np.concatenate([path.path.versions for path in paths]),
+        ids=np.concatenate([tree.ids for tree in trees]),
+        positions=np.concatenate([depths(tree) for tree in trees]),
+        segment_offsets=np.concatenate([np.zeros(1, np.int32), *offsets]).astype(np.int32),
+        segment_parents=np.concatenate(parents).astype(np.int32),
+        targets=np.concatenate(targets),
+        weights=np.concatenate(
+            [
+                np.where(mask, np.float32(piece.advantage / piece.target_total), np.float32(0))
+                for piece, mask in zip(pieces, targets, strict=True)
+            ]
+        ),
+        behaviour_logprobs=np.concatenate([tree.logprobs for tree in trees]),
+        versions=np.concatenate([tree.versions for tree in trees]),
     )
 
 
-def _header(path: WeightedPath, segment: int, start: int) -> PackedPath:
-    spans = tuple(
-        TargetSpan(call=span.call, offset=span.offset, start=span.start + start, end=span.end + start)
-        for span in path.path.header.spans
-    )
+def depths(tree: TrajectoryTree) -> np.ndarray:
+    """How deep below its root each place is: int32 [s]."""
+    lengths = np.diff(tree.segment_offsets)
+    above = np.zeros(len(lengths), dtype=np.int64)
+    for segment, parent in enumerate(tree.segment_parents.tolist()):
+        above[segment] = 0 if parent < 0 else above[parent] + lengths[parent]
+    return (np.arange(tree.tokens) + np.repeat(above - tree.segment_offsets[:-1], lengths)).astype(np.int32)
+
+
+def _path(piece: Piece, path: PathHeader, start: int, first_segment: int) -> PackedPath:
+    spans = tuple(span.model_copy(update={"start": span.start + start, "end": span.end + start}) for span in path.spans)
     return PackedPath(
-        execution=path.path.execution,
-        leaf=path.path.header.leaf,
-        role=path.path.header.role,
-        segment=segment,
-        advantage=path.advantage,
-        target_total=path.target_total,
+        execution=piece.tree.header.execution,
+        leaf=path.leaf,
+        role=path.role,
+        branch=path.branch,
+        segment=path.segment + first_segment,
+        advantage=piece.advantage,
+        target_total=piece.target_total,
         spans=spans,
     )

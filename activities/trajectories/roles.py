@@ -1,7 +1,8 @@
 """Which calls may be trained, and which go first.
 
-Roles are written by the recorder. Side calls (titles, probes, warm-ups) and roles nobody knows are recorded, never
-trained.
+Roles are written by the recorder, as the harness' adapter tells them apart. Side calls (titles, probes, warm-ups) and
+roles nobody knows are recorded, never trained. A path has the role of its last call: a context that ends in a summary
+of itself is a summary path, one that ends in an agent's turn is that agent's.
 """
 
 from collections.abc import Sequence

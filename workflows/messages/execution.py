@@ -82,6 +82,10 @@ class ProcessedExecution(Message):
     target_tokens: int
     oldest_version: int | None
     newest_version: int | None
+    candidates: int = Field(default=0, description="paths that could have been trained")
+    unique_tokens: int = Field(default=0, description="of the candidates, what they share counted once")
+    expanded_tokens: int = Field(default=0, description="of the candidates one by one")
+    unmerged_calls: int = Field(default=0, description="calls that neither begin nor go on with a recorded history")
 
 
 class ExecutionClosed(Message):

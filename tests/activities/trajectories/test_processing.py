@@ -38,13 +38,23 @@ async def test_undelivered_failed_open_side_and_empty_calls_are_no_targets(
     record_call(spec, 5, [1, 2, 3, 4, 9], [], spans=[])
     record_call(spec, 6, [1, 2, 3, 4, 9], [6, 7], spans=[[3, 1], [4, 1]])
     processed = await process(spec)
-    assert processed == ProcessedExecution(calls=4, paths=1, target_tokens=4, oldest_version=3, newest_version=4)
-    (path,) = stored(engine, objects, spec)
-    assert path.ids.tolist() == [1, 2, 3, 4, 9, 6, 7]
-    assert path.targets.tolist() == [False, False, True, True, False, True, True]
-    assert path.versions.tolist() == [-1, -1, 3, 3, -1, 3, 4]
-    assert path.logprobs[path.targets].tolist() == [np.float32(x) for x in (-0.5, -0.51, -0.5, -0.51)]
-    assert [(span.call, span.offset, span.start, span.end) for span in path.header.spans] == [
+    assert processed == ProcessedExecution(
+        calls=4,
+        paths=1,
+        target_tokens=4,
+        oldest_version=3,
+        newest_version=4,
+        candidates=1,
+        unique_tokens=7,
+        expanded_tokens=7,
+    )
+    kept = stored(engine, objects, spec)
+    (path,) = kept.header.paths
+    assert kept.ids.tolist() == [1, 2, 3, 4, 9, 6, 7]
+    assert kept.targets().tolist() == [False, False, True, True, False, True, True]
+    assert kept.versions.tolist() == [-1, -1, 3, 3, -1, 3, 4]
+    assert kept.logprobs[kept.targets()].tolist() == [np.float32(x) for x in (-0.5, -0.51, -0.5, -0.51)]
+    assert [(span.call, span.offset, span.start, span.end) for span in path.spans] == [
         ("0-0", 0, 2, 4),
         ("0-6", 0, 5, 7),
     ]
@@ -63,14 +73,14 @@ async def test_no_call_at_all(process, engine, objects, make_spec, make_task):
     spec = make_spec(make_task("true"))
     processed = await process(spec)
     assert (processed.calls, processed.paths, processed.target_tokens, processed.oldest_version) == (0, 0, 0, None)
-    assert stored(engine, objects, spec) == []
+    assert stored(engine, objects, spec).header.paths == ()
 
 
-async def test_a_path_is_cut_after_its_last_target(process, record_call, engine, objects, make_spec, make_task):
+async def test_targets_name_the_call_that_arrived_first(process, record_call, engine, objects, make_spec, make_task):
     spec = make_spec(make_task("true"))
     record_call(spec, 0, [1], [2, 3])
     record_call(spec, 1, [1, 2], [3, 4])  # generates 3 again after the same ids, then goes on
     await process(spec)
-    (path,) = stored(engine, objects, spec)
-    assert [span.call for span in path.header.spans] == ["0-0", "0-1"]
-    assert path.ids.tolist() == [1, 2, 3, 4]
+    kept = stored(engine, objects, spec)
+    assert [span.call for span in kept.header.paths[0].spans] == ["0-0", "0-1"]
+    assert kept.ids.tolist() == [1, 2, 3, 4]
