@@ -1,6 +1,7 @@
 """What goes wrong in a test's world: which step, when, how often, and how."""
 
 import asyncio
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -51,12 +52,18 @@ class Faults:
         for fault in self.plan:
             if fault.takes(step, argument):
                 fault.hits += 1
-                if fault.delay_seconds:
-                    await asyncio.sleep(fault.delay_seconds)
+                await self.delay(fault.delay_seconds)
                 if not fault.after:
                     await self.strike(fault)
                 return fault
         return None
+
+    async def delay(self, seconds: float) -> None:
+        """As a living worker that is slow: it beats."""
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            activity.heartbeat()
+            await asyncio.sleep(min(left, 0.5))
 
     async def strike(self, fault: Fault) -> None:
         if fault.hang:
