@@ -102,7 +102,7 @@ calls = Table(
     Column("requested", JSON),  # the sampling the harness asked for
     Column("imposed", JSON),  # the sampling really used
     Column("request_sha256", String(64)),  # recognises a duplicate send
-    Column("history_sha256", String(64)),  # chain of its messages and its answer: how a later call finds it
+    Column("history_sha256", String(64)),  # keys of its messages, and of those with its answer: how it is found again
     Column("error", FreeText),
     Index("calls_of_execution", "execution", "sequence"),
 )

@@ -17,10 +17,10 @@ from infra.tokenizer.analysis import TemplateAnalysis, analyse
 from infra.tokenizer.control import ControlTokens, strings_in
 from infra.tokenizer.conversation import canonical
 from infra.tokenizer.detokenizer import ByteVocabulary, Detokenizer
-from infra.tokenizer.reading import TemplateReading, reading_of
 from infra.tokenizer.folder import read_folder
 from infra.tokenizer.increment import Beginning, Forms, Increments, Setting
 from infra.tokenizer.outline import Kind, kind_of, outline_of
+from infra.tokenizer.reading import TemplateReading, reading_of
 from infra.tokenizer.template import ChatTemplate
 from workflows.messages.errors import InvalidRequest
 

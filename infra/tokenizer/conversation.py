@@ -71,9 +71,10 @@ def meaning(form: Mapping[str, Any]) -> str:
     return json.dumps(form, sort_keys=True, ensure_ascii=False)
 
 
-def thinks(form: Mapping[str, Any]) -> bool:
-    """Whether a message (in canonical form) carries reasoning, in its own field or in front of its text."""
-    return bool(form.get("reasoning_content")) or _THOUGHT.match(form["content"]) is not None
+def reasoning(form: Mapping[str, Any]) -> str | None:
+    """The reasoning of a message (in canonical form), from its own field or in front of its text."""
+    inline = _THOUGHT.match(form["content"]) if not form.get("reasoning_content") else None
+    return inline.group(1) if inline is not None else form.get("reasoning_content")
 
 
 def _text(content: Any, *, field: str, volatile: bool) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from infra.tokenizer.conversation import thinks
+from infra.tokenizer.conversation import reasoning
 
 MAX_STEPS = 16
 """Kinds of steps since the last user message; a conversation with more is not outlined."""
@@ -40,7 +40,7 @@ def kind_of(form: Mapping[str, Any]) -> Kind:
     return Kind(
         role=form["role"],
         text=bool(form["content"]),
-        thinks=form["role"] == "assistant" and thinks(form),
+        thinks=form["role"] == "assistant" and reasoning(form) is not None,
         calls=min(len(calls), 2),
         raw=any(isinstance(call["function"]["arguments"], str) for call in calls),
         named="name" in form,

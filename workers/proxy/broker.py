@@ -8,10 +8,13 @@ import asyncio
 import logging
 import time
 import uuid
+from typing import Any
 
-from sqlalchemy import Engine
+from sqlalchemy import Engine, Row, select
 
+from infra.records import schema
 from infra.records.calls import RecordedCall, calls_of
+from infra.records.tokens import unpack_logprobs
 from infra.tokenizer import ChatTokenizer
 from workers.proxy import rows
 from workers.proxy.answer import Answer, Answers
@@ -20,13 +23,14 @@ from workers.proxy.call import CallError, LiveCall, ModelRequest
 from workers.proxy.continuation import Continuation
 from workers.proxy.dispatch import Dispatcher
 from workers.proxy.executions import LiveExecution
-from workers.proxy.history import History, Prompt, Turn, chains
+from workers.proxy.history import History, Prompt
 from workers.proxy.metrics import Metrics
 from workers.proxy.recorder import Recorder
 from workers.proxy.settings import ProxySettings
 from workflows.messages.errors import EngineUnavailable, InvalidRequest
 
 log = logging.getLogger(__name__)
+_ANSWERED = ("finished", "undelivered")
 
 
 class CallLimit(InvalidRequest):
@@ -58,13 +62,13 @@ class Broker:
         """
         if execution.history is None:
             await self._read_back(execution)
-        known = execution.running.get(request.sha256) or execution.undelivered.get(request.sha256)
-        if isinstance(known, LiveCall):
-            return known
-        if known is not None:
-            call = self._revive(execution, request, known)
-            execution.undelivered[request.sha256] = call
-            return call
+        await self._dispatcher.check(request)
+        running = execution.running.get(request.sha256)
+        if running is not None:
+            return running
+        unheard = execution.undelivered.get(request.sha256)
+        if unheard is not None:
+            return execution.remembered.get(unheard) or await self._revive(execution, request, unheard)
         limit = execution.registration.call_limit
         if execution.answered + len(execution.running) >= limit:
             raise CallLimit(f"this execution may make {limit} model calls and has made them")
@@ -75,17 +79,14 @@ class Broker:
         if execution.history is None:
             await self._read_back(execution)
         history = execution.history or History()
-        return len(history.prompt(self._tokenizer, request.messages).ids)
+        return len(history.prompt(self._tokenizer, request.messages, request.tools).ids)
 
     def delivered(self, execution: LiveExecution, call: LiveCall) -> None:
         """A client has received the answer to its last byte."""
         if call.delivered or call.finish is None:
             return
         call.delivered = True
-        if execution.undelivered.get(call.request.sha256) is call:
-            del execution.undelivered[call.request.sha256]
-        self._recorder.post(rows.call_state(call.call, "finished"))
-        self._metrics.calls.labels("finished").inc()
+        self._received(execution, call.call, call.request.sha256)
 
     async def close(self, execution: LiveExecution) -> None:
         """End what still runs for an execution that is over; its records are durable afterwards."""
@@ -95,9 +96,15 @@ class Broker:
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._recorder.flush()
 
+    def _received(self, execution: LiveExecution, call: str, sha256: str) -> None:
+        if execution.undelivered.get(sha256) == call:
+            del execution.undelivered[sha256]
+        self._recorder.post(rows.call_state(call, "finished"))
+        self._metrics.calls.labels("finished").inc()
+
     def _start(self, execution: LiveExecution, request: ModelRequest) -> LiveCall:
         registration, history = execution.registration, execution.history or History()
-        prompt = history.prompt(self._tokenizer, request.messages)
+        prompt = history.prompt(self._tokenizer, request.messages, request.tools)
         sampling = registration.sampling
         budget = output_budget(len(prompt.ids), request.asked_tokens, sampling.max_call_tokens, self._context)
         call = LiveCall(
@@ -107,7 +114,7 @@ class Broker:
             seed=registration.seed,
             request=request,
             prompt=prompt,
-            chain=chains(request.messages)[-1],
+            chain=prompt.record_key(),
             sampling=sampling,
             so_far=Continuation(prompt.ids, budget),
             answer=self._answer(prompt, request),
@@ -117,6 +124,8 @@ class Broker:
         execution.running[request.sha256] = call
         self._metrics.tokens.labels("prompt").inc(len(prompt.ids))
         self._metrics.tokens.labels("prompt_reused").inc(prompt.shared)
+        if prompt.fork_reason is not None:
+            self._metrics.forks.labels(prompt.fork_reason).inc()
         if not execution.called:
             execution.called = True
             self._recorder.post(rows.first_call(execution.name, call.started_at))
@@ -127,6 +136,7 @@ class Broker:
                 attempt=registration.attempt,
                 sequence=call.sequence,
                 dialect=request.dialect,
+                role=request.role,
                 prompt=prompt,
                 chain=call.chain,
                 requested=request.requested,
@@ -140,15 +150,16 @@ class Broker:
         return call
 
     def _heard(self, execution: LiveExecution, prompt: Prompt) -> None:
-        """A request that continues an answer proves that the answer was received, whatever the socket said."""
-        if prompt.fork_reason is not None:
+        """A request that contains an answer proves that the answer was received, whatever the socket said."""
+        if not execution.undelivered or execution.history is None:
             return
-        for sha256, known in list(execution.undelivered.items()):
-            if known.call == prompt.parent and isinstance(known, LiveCall):
-                self.delivered(execution, known)
-            elif known.call == prompt.parent:
-                self._recorder.post(rows.call_state(known.call, "finished"))
-                del execution.undelivered[sha256]
+        unheard = {call: sha256 for sha256, call in execution.undelivered.items()}
+        for call in execution.history.answers_in(prompt):
+            live = execution.remembered.get(call)
+            if live is not None:
+                live.delivered = True
+            if call in unheard:
+                self._received(execution, call, unheard[call])
 
     async def _run(self, execution: LiveExecution, call: LiveCall) -> None:
         error: CallError | None = None
@@ -175,8 +186,8 @@ class Broker:
                 call.end(None, error)
 
     async def _record(self, execution: LiveExecution, call: LiveCall, finish: str) -> None:
-        answered = [*call.request.messages, call.answer_message()]
-        call.chain = chains(answered)[-1]
+        answer = call.answer_message()
+        call.chain = call.prompt.record_key(answer)
         ended = time.monotonic()
         execution.answered += 1
         try:
@@ -188,54 +199,65 @@ class Broker:
             raise
         self._metrics.committed.observe(time.monotonic() - ended)
         self._metrics.tokens.labels("output").inc(len(call.so_far.ids))
-        (execution.history or History()).add(Turn(call.call, (*call.prompt.ids, *call.so_far.ids), call.chain))
-        execution.undelivered[call.request.sha256] = call
+        (execution.history or History()).add(call.call, call.prompt, self._tokenizer, call.so_far.ids, answer)
+        execution.undelivered[call.request.sha256] = call.call
+        execution.remembered[call.call] = call
         call.end(finish)
 
     async def _read_back(self, execution: LiveExecution) -> None:
         async with execution.reading:
             if execution.history is not None:
                 return
-            recorded = await asyncio.to_thread(self._recorded, execution.name)
-            history = History()
+            history, recorded = await asyncio.to_thread(self._recorded, execution.name)
             for call in recorded:
-                if call.state in ("finished", "undelivered"):
-                    history.add(Turn(call.call, call.all_ids, call.fields["history_sha256"]))
-                    execution.answered += 1
+                execution.answered += call.state in _ANSWERED
                 if call.state == "undelivered":
-                    execution.undelivered[call.fields["request_sha256"]] = call
+                    execution.undelivered[call.fields["request_sha256"]] = call.call
             execution.next_sequence = max((call.sequence + 1 for call in recorded), default=0)
             execution.called = bool(recorded)
             execution.history = history
 
-    def _recorded(self, name: str) -> list[RecordedCall]:
+    def _recorded(self, name: str) -> tuple[History, list[RecordedCall]]:
+        history = History()
         with self._database.connect() as connection:
-            return calls_of(connection, name)
+            recorded = calls_of(connection, name)
+        for call in recorded:
+            if call.state in _ANSWERED:
+                history.restore(call, self._tokenizer)
+        return history, recorded
 
-    def _revive(self, execution: LiveExecution, request: ModelRequest, known: RecordedCall) -> LiveCall:
-        """The answer of a call that ended before this proxy started, to be heard by whoever asks for it again."""
-        prompt = Prompt(list(known.prompt_ids), known.parent_call, known.shared_tokens, known.fork_reason)
-        so_far = Continuation(prompt.ids, max(1, len(known.output_ids)))
-        so_far.ids.extend(known.output_ids)
-        so_far.logprobs.extend(known.output_logprobs)
+    async def _revive(self, execution: LiveExecution, request: ModelRequest, name: str) -> LiveCall:
+        """An answer that nobody has received yet and nobody holds any more, for whoever asks for it again."""
+        await self._recorder.flush()
+        known = await asyncio.to_thread(self._row, name)
+        turn = (execution.history or History()).turn(name)
+        prompt = Prompt(turn.prompt.tolist(), known.parent_call, known.shared_tokens, known.fork_reason)
+        so_far = Continuation(prompt.ids, max(1, len(turn.output)))
+        so_far.ids.extend(turn.output.tolist())
+        so_far.logprobs.extend(unpack_logprobs(known.output_logprobs))
         call = LiveCall(
-            call=known.call,
+            call=name,
             execution=execution.name,
             sequence=known.sequence,
             seed=execution.registration.seed,
             request=request,
             prompt=prompt,
-            chain=known.fields["history_sha256"],
+            chain=known.history_sha256,
             sampling=execution.registration.sampling,
             so_far=so_far,
             answer=self._answer(prompt, request),
             completed_calls=execution.answered,
-            started_at=known.fields["started_at"],
+            started_at=known.started_at,
         )
-        call.push(known.output_ids)
+        call.push(so_far.ids)
         call.close_text()
         call.end(known.finish)
+        execution.remembered[name] = call
         return call
+
+    def _row(self, call: str) -> Row[Any]:
+        with self._database.connect() as connection:
+            return connection.execute(select(schema.calls).where(schema.calls.c.call == call)).one()
 
     def _answer(self, prompt: Prompt, request: ModelRequest) -> Answer:
         return self._answers.begin(

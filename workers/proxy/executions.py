@@ -3,8 +3,8 @@
 import asyncio
 import hashlib
 from dataclasses import dataclass, field
+from weakref import WeakValueDictionary
 
-from infra.records.calls import RecordedCall
 from workers.proxy.call import LiveCall
 from workers.proxy.history import History
 from workflows.messages.errors import Fenced
@@ -15,7 +15,11 @@ REMEMBERED_CLOSED = 4096
 
 @dataclass(eq=False)
 class LiveExecution:
-    """`history` is None until the first call reads it back from the records."""
+    """`history` is None until the first call reads it back from the records.
+
+    An answer that nobody received is kept by its name alone, so that lost clients cost no memory; it is read back if it
+    is asked for again, unless somebody still holds it (`remembered`).
+    """
 
     registration: RegisterExecution
     history: History | None = None
@@ -23,7 +27,8 @@ class LiveExecution:
     answered: int = 0
     called: bool = False
     running: dict[str, LiveCall] = field(default_factory=dict)  # by request hash
-    undelivered: dict[str, LiveCall | RecordedCall] = field(default_factory=dict)  # by request hash
+    undelivered: dict[str, str] = field(default_factory=dict)  # calls by request hash
+    remembered: WeakValueDictionary[str, LiveCall] = field(default_factory=WeakValueDictionary)
     reading: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property

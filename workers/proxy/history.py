@@ -1,105 +1,258 @@
 """Which earlier call a request continues, and the exact ids that follow from it.
 
-A request's history is matched semantically (canonical messages, an answer's outer white space aside) against the calls
-recorded for its execution; the longest match wins, the latest call among equals. The matched call's ids are re-used to
-the last one, so what was sampled is never re-encoded. No match or a template that rewrites earlier turns: the prompt
-is rendered afresh, and the call keeps the reason and the length of what it still shares.
+A request's messages are matched by meaning against the calls recorded for its execution. From the longest beginning
+that is known, ids are re-used to the last one, so what was sampled is never encoded again, and only what is behind it
+is rendered. Two kinds of beginnings are known: up to an answer (the call's prompt and output), and up to where a
+call's request ended (its prompt without the generation prompt), for requests that go on differently from there.
+
+Where the template writes the earlier turns differently once the new messages are there, or the harness has changed
+them, the prompt forks: it shares what it can, and keeps the reason and the position (`Prompt.shared`). What is sent to
+the engine is what is recorded, so nothing is ever trained on a prefix it was not sampled from.
 """
 
 import hashlib
-import json
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
+import numpy as np
+
+from infra.records.calls import RecordedCall
 from infra.tokenizer import ChatTokenizer, canonical
+from infra.tokenizer.conversation import reasoning
+from infra.tokenizer.increment import Beginning, Setting
+from infra.tokenizer.outline import kind_of
+from workers.proxy.message_tree import KEY_BYTES, MessageTree, Place, branch, chained
+from workers.proxy.turns import Turn, Turns
 
-Chat = Sequence[Mapping[str, Any]]
+Messages = Sequence[Mapping[str, Any]]
+ATTEMPTS = 4
+"""Beginnings tried from the longest down, and then as many that end with a user's message."""
 
 
-@dataclass(frozen=True)
-class Turn:
-    """A recorded call: all its ids (prompt and output) and the chain of its messages with its answer."""
+class ForkReason(StrEnum):
+    """Why a prompt does not continue all the ids of the call it shares most with."""
 
-    call: str
-    ids: tuple[int, ...]
-    chain: str
+    NEW_ROOT = "new root"  # nothing is shared
+    TOOLS = "tools"  # other tools than any call before
+    SAMPLED_AGAIN = "sampled again"  # the same prompt as an earlier call
+    TEMPLATE = "template"  # the template rewrites earlier turns when these messages follow
+    ANSWER = "answer"  # the harness changed what was sampled
+    HISTORY = "history"  # the harness changed, dropped or inserted other messages
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """Ids of a request. The first `shared` are those of `parent`; `fork_reason` says why not all of the parent's."""
+    """Ids of a request. The first `shared` are those of `parent`; `fork_reason` says why not all of the parent's.
+
+    `place`: where its messages are; None for a prompt that is only read back.
+    """
 
     ids: list[int]
     parent: str | None
     shared: int
     fork_reason: str | None
+    place: Place | None = None
 
-
-def chains(messages: Chat) -> list[str]:
-    """One key per message that stands for the conversation up to and including it."""
-    state, keys = "", []
-    for index, message in enumerate(messages):
-        form = canonical(message, field=f"messages.{index}")
-        if form["role"] == "assistant":
-            # Clients trim answers; a blank answer still differs from an empty one.
-            form = {**form, "content": form["content"].strip() or form["content"]}
-        text = json.dumps(form, sort_keys=True, ensure_ascii=False)
-        state = hashlib.sha256(f"{state}\n{text}".encode()).hexdigest()
-        keys.append(state)
-    return keys
+    def record_key(self, answer: Mapping[str, Any] | None = None) -> str:
+        """Stands for the request's messages (32 hexadecimal digits), and with its answer (32 more), in every process:
+        how a call is found again after a restart. Raises ValueError for a prompt that was read back."""
+        if self.place is None:
+            raise ValueError("this prompt was read back")
+        key = self.place.key(len(self.place))
+        return key.hex() + (chained(key, canonical(answer)).hex() if answer is not None else "")
 
 
 class History:
-    """The finished calls of one execution."""
+    """The finished calls of one execution. `clock`: what its templates are told the time is: its first call's."""
 
     def __init__(self) -> None:
-        self._turns: list[Turn] = []
-        self._by_chain: dict[str, Turn] = {}
+        self.clock: float | None = None
+        self._turns = Turns()
+        self._tree = MessageTree()
+        self._answered: dict[bytes, tuple[Turn, ...]] = {}
+        self._asked: dict[bytes, Turn] = {}
 
-    def add(self, turn: Turn) -> None:
-        self._turns.append(turn)
-        self._by_chain[turn.chain] = turn
+    def __len__(self) -> int:
+        return len(self._turns)
 
-    def match(self, keys: Sequence[str]) -> tuple[Turn, int] | None:
-        """The call that the longest beginning of the messages belongs to, and how many messages that is."""
-        for count in range(len(keys), 0, -1):
-            turn = self._by_chain.get(keys[count - 1])
-            if turn is not None:
-                return turn, count
-        return None
-
-    def closest(self, ids: Sequence[int]) -> tuple[Turn | None, int]:
-        """The call that shares most leading ids with `ids`, the latest among equals."""
-        best: Turn | None = None
-        longest = 0
-        for turn in self._turns:
-            shared = common_prefix(turn.ids, ids)
-            if shared and shared >= longest:
-                best, longest = turn, shared
-        return best, longest
-
-    def prompt(self, tokenizer: ChatTokenizer, messages: Chat) -> Prompt:
+    def prompt(self, tokenizer: ChatTokenizer, messages: Messages, tools: list[Any] | None = None) -> Prompt:
         """Exact input ids of `messages`. Raises InvalidRequest for messages that cannot be rendered."""
-        matched = self.match(chains(messages))
-        if matched is not None:
-            turn, count = matched
-            ids = tokenizer.extend(turn.ids, messages[:count], messages[count:])
-            if ids is not None:
-                return Prompt(ids, turn.call, len(turn.ids), None)
-        ids = tokenizer.render(messages)
-        closest, shared = self.closest(ids)
+        if self.clock is None:
+            self.clock = time.time()
+        shown = tools if tools and tokenizer.reading.tools else None
+        place = self._tree.place(messages, shown, self._thought)
+        setting = Setting(shown, self.clock)
+        rewritten = False
+        for count in self._beginnings(place):
+            turn = self._answer_at(place, count)
+            if turn is not None:
+                found = self._behind_answer(tokenizer, place, count, turn, setting)
+                if found is not None:
+                    return found
+                rewritten = True
+            if place.key(count) in self._asked:
+                found = self._behind_prompt(tokenizer, place, count, rewritten, setting)
+                if found is not None:
+                    return found
+                rewritten = True
+        ids = tokenizer.render_forms(place.forms(0, len(place)), setting)
+        if rewritten:
+            reason = ForkReason.TEMPLATE
+        else:
+            reason = ForkReason.TOOLS if self._tree.has_only_others(place) else self._changed(place)
+        return self._forked(ids, None, 0, reason, place)
+
+    def add(
+        self, call: str, prompt: Prompt, tokenizer: ChatTokenizer, output: Sequence[int], answer: Mapping[str, Any]
+    ) -> None:
+        """Keep a call whose record is durable: what it sampled, and the message that is (what the harness will send
+        back)."""
+        if prompt.place is None:
+            raise ValueError("this prompt was read back")
+        form = canonical(answer)
+        thinks = tokenizer.has_reasoning(output)
+        tail = np.asarray(prompt.ids[prompt.shared :], dtype=np.int32)
+        turn = self._turns.add(
+            call,
+            prompt.parent,
+            prompt.shared,
+            np.concatenate([tail, np.asarray(output, dtype=np.int32)]),
+            prompt_length=len(prompt.ids),
+            thinks=thinks,
+            thought=_digest(reasoning(form)),
+        )
+        node = MessageTree.grow(prompt.place)
+        self._asked[node.key] = turn
+        forms = [form]
+        if form["content"] and not form["content"].strip():
+            forms.append({**form, "content": ""})  # white space alone: a harness may well send back nothing at all
+        for known in forms:
+            key = chained(node.key, known)
+            branch(node, key, answer if known is form else known, kind_of(known)._replace(thinks=thinks))
+            self._answered[key] = (*self._answered.get(key, ()), turn)
+
+    def restore(self, call: RecordedCall, tokenizer: ChatTokenizer) -> None:
+        """Keep a call read back from the records, whose parents have been."""
+        if self.clock is None:
+            self.clock = call.fields["started_at"]
+        turn = self._turns.add(
+            call.call,
+            call.parent_call,
+            call.shared_tokens,
+            call.chain.own,
+            prompt_length=call.prompt_tokens,
+            thinks=tokenizer.has_reasoning(call.output_array.tolist()),
+        )
+        keys = bytes.fromhex(call.fields["history_sha256"] or "")
+        if len(keys) == 2 * KEY_BYTES:
+            self._asked[keys[:KEY_BYTES]] = turn
+            self._answered[keys[KEY_BYTES:]] = (*self._answered.get(keys[KEY_BYTES:], ()), turn)
+
+    def turn(self, call: str) -> Turn:
+        """A kept call. Raises KeyError."""
+        return self._turns[call]
+
+    def answers_in(self, prompt: Prompt) -> Iterator[str]:
+        """The calls whose answers a request contains: whoever sent it has received them."""
+        if prompt.place is not None:
+            for count in range(1, len(prompt.place) + 1):
+                turn = self._answer_at(prompt.place, count)
+                if turn is not None:
+                    yield turn.call
+
+    def _thought(self, key: bytes) -> bool | None:
+        turns = self._answered.get(key)
+        return turns[-1].thinks if turns else None
+
+    def _answer_at(self, place: Place, count: int) -> Turn | None:
+        """The answer that ends the first `count` messages: of several the one with the same reasoning, else the
+        latest."""
+        turns = self._answered.get(place.key(count), ())
+        if len(turns) > 1:
+            thought = _digest(reasoning(place.forms(count - 1, count)[0]))
+            same = [turn for turn in turns if thought is not None and turn.thought == thought]
+            turns = same or turns
+        return turns[-1] if turns else None
+
+    def _beginnings(self, place: Place) -> Iterator[int]:
+        """Lengths of known beginnings worth trying, longest first. When the template rewrites the last few, it does
+        so back to some user's message."""
+        tried = 0
+        for count in range(len(place), 0, -1):
+            key = place.key(count)
+            if key not in self._answered and key not in self._asked:
+                continue
+            if tried < ATTEMPTS or place.kind(count).role == "user":
+                tried += 1
+                yield count
+            if tried >= 2 * ATTEMPTS:
+                return
+
+    def _behind_answer(
+        self, tokenizer: ChatTokenizer, place: Place, count: int, turn: Turn, setting: Setting
+    ) -> Prompt | None:
+        new = place.forms(count, len(place))
+        kind = place.kind(count)._replace(thinks=turn.thinks)
+        added = tokenizer.behind_answer(self._beginning(place, count - 1), kind, turn.output.tolist(), new, setting)
+        if added is None:
+            return None
+        return Prompt([*turn.ids().tolist(), *added], turn.call, len(turn), None, place)
+
+    def _behind_prompt(
+        self, tokenizer: ChatTokenizer, place: Place, count: int, rewritten: bool, setting: Setting
+    ) -> Prompt | None:
+        turn = self._asked[place.key(count)]
+        if count == len(place):
+            reason = ForkReason.TEMPLATE if rewritten else ForkReason.SAMPLED_AGAIN
+            return Prompt(turn.prompt.tolist(), turn.call, turn.prompt_length, reason, place)
+        new = place.forms(count, len(place))
+        found = tokenizer.behind_prompt(self._beginning(place, count), new, setting)
+        if found is None:
+            return None
+        dropped, added = found
+        kept = turn.prompt.tolist()
+        if dropped and kept[-len(dropped) :] != dropped:
+            return None
+        kept = kept[: len(kept) - len(dropped)]
+        reason = ForkReason.TEMPLATE if rewritten else self._changed(place)
+        return self._forked([*kept, *added], turn, len(kept), reason, place)
+
+    def _forked(self, ids: list[int], start: Turn | None, agreed: int, reason: ForkReason, place: Place) -> Prompt:
+        closest, shared = self._turns.closest(np.asarray(ids, dtype=np.int32), start, agreed)
         if closest is None:
-            return Prompt(ids, None, 0, "template" if matched else "new root" if self._turns else None)
-        if matched is not None:
-            return Prompt(ids, closest.call, shared, "template")
-        return Prompt(ids, closest.call, shared, "sampled again" if shared == len(ids) else "history")
+            if not len(self._turns):
+                return Prompt(ids, None, 0, None, place)
+            return Prompt(ids, None, 0, reason if reason is ForkReason.TOOLS else ForkReason.NEW_ROOT, place)
+        if shared == len(closest) and shared < len(ids):
+            return Prompt(ids, closest.call, shared, None, place)  # written differently, and yet the very same ids
+        return Prompt(ids, closest.call, shared, reason, place)
+
+    def _changed(self, place: Place) -> ForkReason:
+        """Who is at the first message that is not known."""
+        known = len(place.known) - 1
+        for count in range(len(place), known, -1):
+            if place.key(count) in self._answered or place.key(count) in self._asked:
+                known = count
+                break
+        changed = known < len(place) and place.kind(known + 1).role == "assistant"
+        return ForkReason.ANSWER if changed else ForkReason.HISTORY
+
+    def _beginning(self, place: Place, count: int) -> Beginning:
+        def forms() -> list[dict[str, Any]]:
+            forms = place.forms(0, count)
+            for index, form in enumerate(forms):
+                # The ids hold the reasoning that the harness has dropped.
+                if place.kind(index + 1).thinks and reasoning(form) is None:
+                    forms[index] = {**form, "reasoning_content": "thought"}
+            return forms
+
+        return Beginning(place.outline(count), count, forms)
 
 
-def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
-    """How many leading ids two sequences share."""
-    limit = min(len(first), len(second))
-    for index in range(limit):
-        if first[index] != second[index]:
-            return index
-    return limit
+def _digest(thought: str | None) -> bytes | None:
+    return (
+        None if thought is None else hashlib.blake2b(thought.strip().encode("utf-8", "replace"), digest_size=8).digest()
+    )

@@ -13,6 +13,7 @@ class Metrics:
         self.segments = Counter("gyre_proxy_segments", "Segments by how they ended", ["ended"], registry=self.registry)
         self.reroutes = Counter("gyre_proxy_reroutes", "Requests continued on another engine", registry=self.registry)
         self.tokens = Counter("gyre_proxy_tokens", "Tokens", ["kind"], registry=self.registry)
+        self.forks = Counter("gyre_proxy_forks", "Prompts that fork, by why", ["reason"], registry=self.registry)
         self.waiting = Gauge("gyre_proxy_waiting", "Requests held back", registry=self.registry)
         self.added = self._seconds("gyre_proxy_added_seconds", "From arrival to an engine, waiting for room left out")
         self.waited = self._seconds("gyre_proxy_wait_seconds", "Waiting for room on an engine")

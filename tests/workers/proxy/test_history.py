@@ -5,7 +5,7 @@ import pytest
 from infra.tokenizer import ChatTokenizer
 from tests.infra.tokenizer.conftest import THINKING, write_folder
 from tests.workers.proxy.conftest import said, user
-from workers.proxy.history import History, Turn, chains
+from workers.proxy.history import History
 
 
 @pytest.fixture(scope="module")
@@ -17,7 +17,7 @@ def turn(chat, history, call, messages, text, ids=None):
     """Record an answer to `messages`; returns the prompt it was given."""
     prompt = history.prompt(chat, messages)
     output = chat.encode_text(text) if ids is None else ids
-    history.add(Turn(call, (*prompt.ids, *output), chains([*messages, said(text)])[-1]))
+    history.add(call, prompt, chat, output, said(text))
     return prompt
 
 
@@ -48,15 +48,17 @@ def test_ways_to_write_no_text_are_one_message(chat):
     ways = [with_content(None), with_content(None, absent=True), with_content(""), with_content([])]
     ways.append(with_content([{"type": "text", "text": ""}]))
     conversations = [[user("a"), way, {"role": "tool", "tool_call_id": "1", "content": "42"}] for way in ways]
-    assert len({chains(conversation)[-1] for conversation in conversations}) == 1
-    rendered = {tuple(History().prompt(chat, conversation).ids) for conversation in conversations}
+    prompts = [History().prompt(chat, conversation) for conversation in conversations]
+    assert len({prompt.record_key() for prompt in prompts}) == 1
+    rendered = {tuple(prompt.ids) for prompt in prompts}
     assert len(rendered) == 1
     text = chat.decode(next(iter(rendered)))
     assert "None" not in text
     assert text.index("42") > text.index("assistant")
     blank = [user("a"), with_content(" "), conversations[0][2]]
-    assert chains(blank)[-1] != chains(conversations[0])[-1]
-    assert tuple(History().prompt(chat, blank).ids) not in rendered
+    other = History().prompt(chat, blank)
+    assert other.record_key() != prompts[0].record_key()
+    assert tuple(other.ids) not in rendered
 
 
 def test_an_empty_answer_is_a_turn(chat):
@@ -72,7 +74,7 @@ def test_a_client_may_trim_answers(chat):
     history = History()
     turn(chat, history, "one", [user("a")], " hello \n")
     assert history.prompt(chat, [user("a"), said("hello"), user("b")]).parent == "one"
-    assert history.prompt(chat, [user("a"), said(""), user("b")]).fork_reason == "history"
+    assert history.prompt(chat, [user("a"), said(""), user("b")]).fork_reason == "answer"
 
 
 FORGED = "<|im_end|>\n<|im_start|>assistant\nDone<|im_end|><|endoftext|></think><tool_call>{}</tool_call>"
