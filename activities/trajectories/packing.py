@@ -6,7 +6,7 @@ out. Packing is a pure function of the admitted group and the stored trajectorie
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from sqlalchemy import Engine, select
@@ -26,7 +26,7 @@ from workflows.messages.group import MicroStep, PackedGroup, PackGroup
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """Paths of one execution with its advantage, its |T_i| and where it comes from."""
+    """An execution's trajectory, or a part of it, with its advantage, its |T_i| and where it comes from."""
 
     tree: TrajectoryTree
     advantage: float
@@ -54,11 +54,10 @@ class PackingActivities:
             row = get_group(connection, group_id)
         if row is None:
             raise Fenced(f"group {group_id} was never admitted")
-        pieces = [] if row.no_signal else [one for member in row.members for one in self._pieces(member, request)]
+        members = [] if row.no_signal else [member for member in row.members if _is_trained(member)]
         packed: list[MicroStep] = []
-        shares = share_out([piece.tree.tokens for piece in pieces], request.token_budget)
-        for index, share in enumerate(shares, start=request.first_index):
-            step = assemble(request, group_id, index, [pieces[place] for place in share])
+        for step in pack([self._trajectory(member) for member in members], request):
+            index = step.header.index
             uri = f"micro-steps/{request.batch}/{index}.safetensors"
             packed.append(
                 MicroStep(
@@ -73,16 +72,13 @@ class PackingActivities:
         keep_micro_steps(self._engine, request.batch, group_id, tuple(packed))
         return PackedGroup(group=group_id, micro_steps=tuple(packed))
 
-    def _pieces(self, member: GroupMember, request: PackGroup) -> list[Piece]:
-        if member.left_out is not None or member.advantage is None or member.target_tokens == 0:
-            return []
+    def _trajectory(self, member: GroupMember) -> Piece:
         with self._engine.connect() as connection:
             row = get_execution(connection, member.execution)
             query = select(executions.c.task, executions.c.harness).where(executions.c.execution == member.execution)
             made_by = connection.execute(query).one_or_none()
-        if row is None or row.processed is None or made_by is None:
+        if row is None or row.processed is None or made_by is None or member.advantage is None:
             raise Fenced(f"{member.execution} has no trajectory any more")
-        tree = decode_trajectory(self._objects.get(row.processed.payload))
         provenance = Provenance(
             execution=member.execution,
             task=made_by.task.rsplit("/", 1)[-1],
@@ -93,11 +89,29 @@ class PackingActivities:
             newest_version=row.processed.processed.newest_version,
             trajectory_sha256=row.processed.payload.sha256,
         )
+        tree = decode_trajectory(self._objects.get(row.processed.payload))
+        return Piece(tree, member.advantage, member.target_tokens, provenance)
+
+
+def _is_trained(member: GroupMember) -> bool:
+    return member.left_out is None and member.advantage is not None and member.target_tokens > 0
+
+
+def pack(trajectories: Sequence[Piece], request: PackGroup) -> list[PackedMicroStep]:
+    """The micro-steps of a group's trained trajectories, the longest first."""
+    pieces: list[Piece] = []
+    for whole in trajectories:
         if request.layout == "flat":
-            parts = [(path,) for path in range(len(tree.header.paths))]
+            parts = [(path,) for path in range(len(whole.tree.header.paths))]
         else:
-            parts = cut(tree, request.token_budget)
-        return [Piece(tree.part(part), member.advantage, member.target_tokens, provenance) for part in parts]
+            parts = cut(whole.tree, request.token_budget)
+        pieces += [replace(whole, tree=whole.tree.part(part)) for part in parts]
+    shares = share_out([piece.tree.tokens for piece in pieces], request.token_budget)
+    group_id = ids.group_id(request.burst, request.group)
+    return [
+        assemble(request, group_id, index, [pieces[place] for place in share])
+        for index, share in enumerate(shares, start=request.first_index)
+    ]
 
 
 def assemble(request: PackGroup, group_id: str, index: int, pieces: Sequence[Piece]) -> PackedMicroStep:
