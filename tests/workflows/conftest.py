@@ -1,5 +1,6 @@
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack
+from pathlib import Path
 from uuid import uuid4
 
 import pytest
@@ -8,6 +9,17 @@ from temporalio.client import Client
 from tests.workflows.server import connect, dev_server
 from tests.workflows.world import FakeWorld
 from workers.control.worker import workflow_worker
+
+_WORLDS = {"world", "make_world", "impatient", "client"}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A world costs seconds of Temporal's time: the essential ones run with the fast tests, all others are slow."""
+    for item in items:
+        mine = Path(__file__).parent in item.path.parents
+        if mine and _WORLDS & set(getattr(item, "fixturenames", ())) and not item.get_closest_marker("essential"):
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="session")

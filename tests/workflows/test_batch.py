@@ -37,6 +37,7 @@ async def committed(world: FakeWorld, burst) -> dict[str, int]:
     return report.steps[0].cells
 
 
+@pytest.mark.essential
 async def test_core_and_satellite_share_a_batch(world: FakeWorld):
     cells = await committed(world, await both_train(world))
     assert sorted(cells) == ["0", "1"]

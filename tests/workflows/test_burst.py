@@ -20,6 +20,7 @@ async def failure_of(handle) -> str:
     return str(caught.value.cause)
 
 
+@pytest.mark.essential
 async def test_a_burst_runs_to_its_end_with_exact_counters(world: FakeWorld):
     async with watching(world) as seen:
         report = await (await world.start_burst(steps=2)).result()
@@ -30,6 +31,10 @@ async def test_a_burst_runs_to_its_end_with_exact_counters(world: FakeWorld):
     state = await world.until(world.all_serving)
     assert (state.burst, state.batch, state.accounts.ready, state.accounts.roster) == (None, None, (), {})
     assert list(world.commits) == world.opened
+    shown = await world.shown(ids.scheduler_id(world.run))
+    assert "| burst | none |" in shown
+    assert "| published version | 2 |" in shown
+    assert "8 dispatched, 8 launched, 8 finished" in shown
     assert [result.result for result in world.transitions if result.result != "done"] == []
 
 
@@ -90,6 +95,7 @@ async def test_refill_replaces_groups_without_signal_and_stops(world: FakeWorld)
     assert (await world.state()).accounts.dispatched == 8 + 4 + 8
 
 
+@pytest.mark.essential
 async def test_a_wrong_file_fails_and_names_the_field(world: FakeWorld):
     good = world.burst_spec().model_dump(mode="json")
     name = ids.burst_id(world.run, "first")
@@ -131,3 +137,5 @@ async def test_a_campaign_keeps_its_core_and_hands_groups_on(world: FakeWorld):
     assert [burst.executions for burst in bursts] == [8, 4, 0]
     assert seen[-1] == (12, 12, 12)
     assert (await world.until(world.all_serving)).accounts.ready == ()
+    core = [entry.kind for entry in world.ledger.values() if entry.cell == 0 and entry.kind in ("stay", "return")]
+    assert len(core) == 3, "one word about the core at each burst's end"

@@ -3,7 +3,6 @@
 import asyncio
 
 import pytest
-from temporalio.api.sdk.v1 import WorkflowMetadata
 from temporalio.client import WorkflowUpdateFailedError
 
 from tests.workflows.world import FakeWorld
@@ -21,11 +20,10 @@ def ends(world: FakeWorld, direction: Direction, cell: int = 0) -> list[Transiti
 async def parked(world: FakeWorld, cell: int) -> str:
     """Wait until the cell is parked; what the web UI shows of it."""
     await world.until(lambda state: state.cells[cell].role == "parked")
-    handle = world.handle(ids.cell_workflow_id(world.run, cell))
-    shown = await handle.query("__temporal_workflow_metadata", result_type=WorkflowMetadata)
-    return shown.current_details
+    return await world.shown(ids.cell_workflow_id(world.run, cell))
 
 
+@pytest.mark.essential
 async def test_a_step_that_fails_before_memory_is_released_rolls_back(world: FakeWorld):
     world.faults.add("cancel_requests", error=Fenced("no"))
     burst = await world.start_burst()
@@ -59,6 +57,7 @@ async def test_transient_failures_of_every_step_change_nothing(world: FakeWorld)
     assert {report.result for report in world.transitions} == {TransitionResult.DONE}
 
 
+@pytest.mark.essential
 async def test_after_release_it_parks_shows_the_command_and_goes_on_when_told(world: FakeWorld):
     world.faults.add("restore_training", error=Fenced("broken"))
     burst = await world.start_burst()
@@ -102,6 +101,24 @@ async def test_a_publish_completes_on_the_survivors(world: FakeWorld):
     await world.handle(ids.cell_workflow_id(world.run, 1)).execute_update("resolve_step", Resolution.RETRY)
     state = await world.until(world.all_serving)
     assert state.cells[1].version == 2
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_a_publish_that_keeps_kv(world: FakeWorld, fails):
+    """Requests are paused in place; if the swap fails for good they are cut, and it is an ordinary publish."""
+    if fails:
+        world.faults.add("swap_weights", error=VersionMismatch("no"), times=None)
+    policy = {"hold_seconds": 0, "supply_fraction": 1.0}
+    burst = await world.start_burst(publish="keep_kv", policy=policy)
+    assert (await burst.result()).version == 1
+    await world.until(world.all_serving)
+    publishes = [report for report in world.transitions if report.direction is Direction.PUBLISH]
+    assert {report.result for report in publishes} == {TransitionResult.DONE}
+    expected = ["close-door", "swap-weights", "open-door"]
+    if fails:
+        expected[2:2] = ["cancel-requests", "await-quiet", "load-weights", "verify-engine"]
+    assert [step.name for step in publishes[0].steps] == expected
+    assert [step.ok for step in publishes[0].steps] == [True, not fails, *[True] * (len(expected) - 2)]
 
 
 def _at_cell(cell: int, version: int):

@@ -36,6 +36,7 @@ async def the_next_burst_runs(world: FakeWorld, **changes) -> None:
     assert (books.roster, books.queue, state.burst, state.batch) == ({}, (), None, None)
 
 
+@pytest.mark.essential
 async def test_cancelling_a_burst_counts_what_was_queued_and_what_ran(make_world):
     world = await make_world((2, 2))
     world.harness_seconds = lambda spec: 100.0
@@ -135,6 +136,7 @@ async def test_cancelling_while_publishing(world: FakeWorld):
     await the_next_burst_runs(world)
 
 
+@pytest.mark.essential
 async def test_a_terminated_execution_is_counted_once(world: FakeWorld):
     world.harness_seconds = lambda spec: 100.0 if (spec.group, spec.member) == (0, 1) else 0.0
     burst = await world.start_burst(groups_per_step=1, executions_per_group=3)

@@ -91,11 +91,21 @@ async def test_a_dead_host_ends_every_execution(impatient: FakeWorld):
     assert books.dispatched == books.finished == 4
 
 
+@pytest.mark.essential
 async def test_an_unusable_harness_is_scored_by_what_is_left(world: FakeWorld):
     world.faults.add("run_harness", error=HarnessUnusable("not installed"), times=None, when=stuck)
     await (await world.start_burst()).result()
     closed = await world.handle(ids.execution_id(world.run, "first", 0, 0)).result()
     assert (closed["end"], closed["outcome"], closed["reward"]) == ("crashed", "scored", 0.0)
+
+
+@pytest.mark.parametrize(("setting", "valid", "reward"), [("exclude", 3, None), ("zero", 4, 0.0)])
+async def test_nothing_ever_ran_is_left_out_or_scored_zero(world: FakeWorld, setting, valid, reward):
+    world.faults.add("prepare_workspace", error=HarnessUnusable("no image"), times=None, when=stuck)
+    report = await (await world.start_burst(no_artifact=setting)).result()
+    assert report.executions_valid == valid
+    closed = await world.handle(ids.execution_id(world.run, "first", 0, 0)).result()
+    assert (closed["end"], closed["reward"]) == ("never_ran", reward)
 
 
 async def test_an_evaluator_that_failed_once_is_asked_again(world: FakeWorld):

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from temporalio.api.sdk.v1 import WorkflowMetadata
 from temporalio.client import Client, WorkflowExecutionStatus, WorkflowHandle
 from temporalio.service import RPCError
 from temporalio.worker import Worker
@@ -140,6 +141,11 @@ class FakeWorld(ControlSteps):
 
     async def state(self) -> SchedulerState:
         return await self.scheduler.query("state", result_type=SchedulerState)
+
+    async def shown(self, workflow_id: str) -> str:
+        """The details that the web UI shows of a workflow."""
+        query = self.handle(workflow_id).query("__temporal_workflow_metadata", result_type=WorkflowMetadata)
+        return (await query).current_details
 
     async def until(self, holds: Callable[[SchedulerState], Any], seconds: float = 200) -> SchedulerState:
         """Wait until the Scheduler's books satisfy `holds`."""
