@@ -1,0 +1,152 @@
+"""``python -m infra.simulator.fit``: fits the free parameters of the published comparisons, once.
+
+Targets, and nothing else: 122B NL2RepoBench against Async and against Colocate (means of the published ranges), the
+slack of 20.85%, and the duration facts, which fix the shape of durations in closed form. Capacity, step time and
+Async's split are searched on a grid that is refined around its best point. Writes `paper_fit.json` with the recipe,
+the best points and how the predicted rows react to every parameter.
+"""
+
+import itertools
+import json
+from pathlib import Path
+
+from infra.simulator.paper import ABLATION_STEPS, FIT_FILE, LARGE, SHORT_STEPS, SMALL, Fit, Laboratory
+from infra.simulator.shape import limited, shape_of
+
+TARGETS = {"async": 1.475, "colocate": 1.415, "slack": 0.2085}
+MEAN_HOURS, LONGEST_HOURS, LONG_SHARE = 1.93, 2.96, 0.0951
+LONG_SHARE_LARGE, LIMITED_SHARE_LARGE = 0.611, 0.382
+GROUPS, SIZES = 16, (8, 16)
+CAPACITIES, STEP_HOURS, SPLITS = (1.5, 2.0, 2.5, 3.0), (0.5, 0.65, 0.8), (0.25, 0.375, 0.5)
+REFINED = (0.85, 1.0, 1.15)
+SETTING = SMALL.model_copy(update={"steps": SHORT_STEPS})
+
+
+def start(size: int) -> Fit:
+    """The shape of durations for groups of `size`; the rest still to be fitted."""
+    shape = shape_of(size, MEAN_HOURS, LONGEST_HOURS, LONG_SHARE)
+    mean, limit = limited(shape, size, LONG_SHARE_LARGE, LIMITED_SHARE_LARGE)
+    return Fit(
+        capacity=2.0,
+        step_hours=0.5,
+        split_share=0.5,
+        groups_per_step=GROUPS,
+        executions_per_group=size,
+        query_sigma=round(shape.query_sigma, 5),
+        execution_sigma=round(shape.execution_sigma, 5),
+        mean_hours=MEAN_HOURS,
+        long_mean_hours=round(mean, 4),
+        long_timeout_hours=round(limit, 4),
+    )
+
+
+def points(fit: Fit, seeds: int) -> list[tuple[float, Fit, dict[str, float]]]:
+    """(loss, parameters, simulated targets) for every split: the runs without Async are shared."""
+    base = Laboratory(fit, seeds)
+    colocate, slack = base.both(SETTING, "colocate"), base.slack(SETTING)
+    found = []
+    for split in SPLITS:
+        candidate = fit.model_copy(update={"split_share": split})
+        values = {"async": _async(base, candidate, seeds), "colocate": colocate, "slack": slack}
+        found.append((_loss(values), candidate, values))
+    return found
+
+
+def _async(base: Laboratory, candidate: Fit, seeds: int) -> float:
+    other = Laboratory(candidate, seeds)
+    other.adopt(base)
+    return other.both(SETTING, "async")
+
+
+def _loss(values: dict[str, float]) -> float:
+    """Sum of squared relative errors; of slack the part that is used, so that all three weigh alike."""
+    errors = [values[name] / TARGETS[name] - 1 for name in ("async", "colocate")]
+    errors.append((1 - values["slack"]) / (1 - TARGETS["slack"]) - 1)
+    return sum(error**2 for error in errors)
+
+
+def sensitivity(fit: Fit, seeds: int) -> dict[str, dict[str, float]]:
+    """The predicted rows when one assumption changes and nothing is fitted again."""
+    changes: dict[str, dict[str, float]] = {
+        "as fitted": {},
+        "capacity x 0.8": {"capacity": fit.capacity * 0.8},
+        "capacity x 1.25": {"capacity": fit.capacity * 1.25},
+        "step time x 0.8": {"step_hours": fit.step_hours * 0.8},
+        "step time x 1.25": {"step_hours": fit.step_hours * 1.25},
+        "engines slow down by half": {"slowdown": 0.5},
+        "half the groups a step": {"groups_per_step": fit.groups_per_step // 2},
+    }
+    return {name: predicted(Laboratory(fit.model_copy(update=change), seeds)) for name, change in changes.items()}
+
+
+def predicted(laboratory: Laboratory) -> dict[str, float]:
+    short = SMALL.model_copy(update={"steps": ABLATION_STEPS})
+    large = LARGE.model_copy(update={"steps": SHORT_STEPS})
+    values = {
+        "Async / streaming Async": laboratory.both(short, "async", "async, streaming"),
+        "streaming Colocate / elastic": laboratory.both(short, "colocate, streaming"),
+        "4x8 / 8x4": laboratory.both(short, "4x8"),
+        "2.4T Async / elastic": laboratory.ratio(large, "async"),
+        "2.4T Colocate / elastic": laboratory.ratio(large, "colocate"),
+    }
+    return {name: round(value, 4) for name, value in values.items()}
+
+
+def fit(seeds: int = 2) -> dict[str, object]:
+    """The record to be written."""
+    coarse = []
+    for size, capacity, hours in itertools.product(SIZES, CAPACITIES, STEP_HOURS):
+        coarse += points(start(size).model_copy(update={"capacity": capacity, "step_hours": hours}), 1)
+        print(
+            f"N {size}, capacity {capacity}, step {hours} h: loss {min(coarse[-3:], key=lambda p: p[0])[0]:.4f}",
+            flush=True,
+        )
+    best = min(coarse, key=lambda point: point[0])[1]
+    fine = []
+    for capacity, hours in itertools.product(REFINED, REFINED):
+        change = {"capacity": best.capacity * capacity, "step_hours": best.step_hours * hours}
+        fine += points(best.model_copy(update=change), seeds)
+    fine.sort(key=lambda point: point[0])
+    loss, chosen, values = fine[0]
+    chosen = chosen.model_copy(
+        update={"capacity": round(chosen.capacity, 4), "step_hours": round(chosen.step_hours, 4)}
+    )
+    return {
+        "fit": chosen.model_dump(),
+        "recipe": {
+            "command": "python -m infra.simulator.fit",
+            "targets": TARGETS,
+            "duration_facts": {
+                "mean_hours": MEAN_HOURS,
+                "longest_hours": LONGEST_HOURS,
+                "long_share": LONG_SHARE,
+                "long_share_2.4T": LONG_SHARE_LARGE,
+                "limited_share_2.4T": LIMITED_SHARE_LARGE,
+            },
+            "grid": {"capacity": CAPACITIES, "step_hours": STEP_HOURS, "split": SPLITS, "group_size": SIZES},
+            "refined": REFINED,
+            "steps": SHORT_STEPS,
+            "seeds": seeds,
+        },
+        "loss": round(loss, 5),
+        "simulated_targets": {name: round(value, 4) for name, value in values.items()},
+        "best_points": [
+            {
+                "loss": round(point[0], 5),
+                "capacity": round(point[1].capacity, 3),
+                "step_hours": round(point[1].step_hours, 3),
+                "split_share": point[1].split_share,
+                "group_size": point[1].executions_per_group,
+            }
+            for point in sorted([*coarse, *fine], key=lambda point: point[0])[:10]
+        ],
+        "sensitivity": sensitivity(chosen, seeds),
+    }
+
+
+def main(path: Path = FIT_FILE) -> None:
+    path.write_text(json.dumps(fit(), indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,219 @@
+"""A recorded run as a scenario and a workload: what would the other policies have done with these executions?
+
+Model time of an execution is the time in which at least one of its calls was open, tool time the rest of its wall
+time; to the latter comes what a slot stood empty between two executions while others were queued (starting one takes
+time, too). Training time of a group is what cells spent on the micro-steps of it that counted last. Role changes and
+the gaps between bursts are the run's own averages. Recorded times are those of the run's load, so engines are taken
+not to slow down further.
+"""
+
+import itertools
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from statistics import fmean, median
+from typing import Any
+
+from sqlalchemy import Connection, Engine, select
+
+from infra.records.schema import batches, calls, claims, executions, micro_steps, transitions
+from infra.settings.fleet import Fleet
+from infra.simulator.scenario import DEFAULT_VARIANTS, Durations, Engines, Scenario, TrainingModel, Transitions
+from infra.simulator.workload import Recorded, Work
+from workflows.messages.errors import InvalidInput
+
+
+@dataclass(frozen=True)
+class RecordedRun:
+    """`seconds`: from the first launch to the last update, as it really went."""
+
+    scenario: Scenario
+    workload: Recorded
+    seconds: float
+    groups: int
+
+
+def read_run(engine: Engine, fleet: Fleet) -> RecordedRun:
+    """The run in this database. Raises InvalidInput when it holds no finished training batch."""
+    with engine.connect() as connection:
+        done = _committed(connection)
+        if not done:
+            raise InvalidInput("the run has no committed batch with groups; there is nothing to compare with")
+        members = _executions(connection, {row.burst for row in done})
+        complete = [group for group in members.values() if group]
+        training = _training_seconds(connection)
+        moves = _moves(connection)
+    per_step = round(median(len(row.groups) for row in done))
+    size = round(median(len(group) for group in complete))
+    by_burst = _by_burst(done)
+    burst_steps = round(median(len(rows) for rows in by_burst))
+    mean_training = fmean(training.values()) if training else 0.0
+    cells = len([cell for cell in fleet.cells if cell.trains])
+    slots = sum(cell.slots for cell in fleet.cells)
+    between = _slot_gap(members, slots)
+    works = [
+        [Work(model + tool + between, _share(model, tool + between), 1.0) for model, tool, _ in group]
+        for _, group in sorted(members.items())
+    ]
+    launched = min(start for group in complete for _, _, start in group)
+    scenario = Scenario(
+        name=f"run {fleet.run}",
+        nodes=cells,
+        cells=cells,
+        groups_per_step=per_step,
+        executions_per_group=size,
+        steps=len(done),
+        burst_steps=burst_steps,
+        staleness=_carry_over(by_burst, members, per_step, burst_steps) + (burst_steps - 1) / 2,
+        durations=Durations(mean_seconds=max(1e-3, fmean(model + tool for g in complete for model, tool, _ in g))),
+        engines=Engines(
+            slots=sum(cell.slots for cell in fleet.cells if cell.trains),
+            standalone_slots=sum(cell.slots for cell in fleet.cells if not cell.trains),
+            slowdown=0.0,
+        ),
+        training=TrainingModel(
+            step_seconds=max(1e-6, mean_training * per_step / cells),
+            update_seconds=_update_seconds(done, by_burst),
+            follows_duration=False,
+            micro_steps_per_group=1,
+        ),
+        transitions=Transitions(
+            to_training_seconds=moves.get("to_training", 0.0),
+            to_rollout_seconds=moves.get("to_rollout", 0.0),
+            reroute_seconds=0.0,
+            boundary_seconds=_gap(by_burst, members),
+        ),
+        hold_seconds=2.0,
+        supply_fraction=0.5,
+        variants=DEFAULT_VARIANTS,
+    )
+    seconds = max(row.committed_at for row in done) - launched
+    return RecordedRun(scenario, Recorded(works), seconds, len(complete))
+
+
+_Member = tuple[float, float, float]
+"""(model seconds, tool seconds, start)."""
+
+
+def _committed(connection: Connection) -> list[Any]:
+    rows = connection.execute(
+        select(batches).where(batches.c.committed_at.is_not(None)).order_by(batches.c.committed_at)
+    )
+    return [row for row in rows if row.groups]
+
+
+def _by_burst(done: Iterable[Any]) -> list[list[Any]]:
+    found: dict[str, list[Any]] = defaultdict(list)
+    for row in done:
+        found[row.burst].append(row)
+    return list(found.values())
+
+
+def _executions(connection: Connection, bursts: set[str]) -> dict[tuple[float, str, int], list[_Member]]:
+    """Closed executions of the bursts by group, in order of dispatch."""
+    table = executions
+    query = select(table.c.execution, table.c.burst, table.c.group_index, table.c.prepared_at, table.c.ended_at)
+    query = query.where(table.c.burst.in_(bursts), table.c.ended_at.is_not(None), table.c.prepared_at.is_not(None))
+    rows = connection.execute(query.order_by(table.c.prepared_at)).all()
+    first: dict[str, float] = {}
+    for row in rows:
+        first[row.burst] = min(first.get(row.burst, row.prepared_at), row.prepared_at)
+    busy = _model_seconds(connection)
+    found: dict[tuple[float, str, int], list[_Member]] = defaultdict(list)
+    for row in rows:
+        wall = max(1e-3, row.ended_at - row.prepared_at)
+        model = min(wall, busy.get(row.execution, 0.0))
+        found[(first[row.burst], row.burst, row.group_index)].append((model, wall - model, row.prepared_at))
+    return found
+
+
+def _model_seconds(connection: Connection) -> dict[str, float]:
+    """Seconds in which at least one call of the execution was open."""
+    query = select(calls.c.execution, calls.c.started_at, calls.c.ended_at).where(calls.c.ended_at.is_not(None))
+    total: dict[str, float] = defaultdict(float)
+    until: dict[str, float] = {}
+    for row in connection.execute(query.order_by(calls.c.execution, calls.c.started_at)):
+        start = max(row.started_at, until.get(row.execution, row.started_at))
+        total[row.execution] += max(0.0, row.ended_at - start)
+        until[row.execution] = max(row.ended_at, until.get(row.execution, row.ended_at))
+    return total
+
+
+def _training_seconds(connection: Connection) -> dict[str, float]:
+    """Group -> seconds of one cell on its micro-steps, each counted by its last attempt."""
+    query = (
+        select(micro_steps.c.group_id, claims.c.batch, claims.c.micro_step, claims.c.claimed_at, claims.c.done_at)
+        .join(claims, (claims.c.batch == micro_steps.c.batch) & (claims.c.micro_step == micro_steps.c.micro_step))
+        .where(claims.c.done_at.is_not(None))
+        .order_by(claims.c.attempt)
+    )
+    last = {
+        (row.batch, row.micro_step): (row.group_id, row.done_at - row.claimed_at) for row in connection.execute(query)
+    }
+    total: dict[str, float] = defaultdict(float)
+    for group, seconds in last.values():
+        total[group] += max(0.0, seconds)
+    return total
+
+
+def _moves(connection: Connection) -> dict[str, float]:
+    """Direction -> mean seconds of the moves that were done."""
+    found: dict[str, list[float]] = defaultdict(list)
+    query = select(transitions.c.direction, transitions.c.started_at, transitions.c.ended_at)
+    for row in connection.execute(query.where(transitions.c.result == "done")):
+        found[row.direction].append(row.ended_at - row.started_at)
+    return {direction: fmean(values) for direction, values in found.items()}
+
+
+def _slot_gap(members: dict[tuple[float, str, int], list[_Member]], slots: int) -> float:
+    """Seconds a slot stands empty per execution while executions are queued: from a burst's first launch to its last.
+
+    Then all cells serve (none may leave while something is queued), so every slot without an execution waits for one.
+    """
+    spans = [(start, start + model + tool) for group in members.values() for model, tool, start in group]
+    bursts: dict[str, list[float]] = defaultdict(list)
+    for (_, burst, _), group in members.items():
+        bursts[burst] += [start for _, _, start in group]
+    empty = launches = 0.0
+    for starts in bursts.values():
+        first, last = min(starts), max(starts)
+        used = sum(max(0.0, min(end, last) - max(start, first)) for start, end in spans)
+        late = [start for start in starts if start > first]
+        if len(starts) > slots:
+            empty += max(0.0, slots * (last - first) - used)
+            launches += len(late)
+    return empty / launches if launches else 0.0
+
+
+def _share(model: float, tool: float) -> float:
+    return round(model / (model + tool), 1)
+
+
+def _carry_over(
+    by_burst: list[list[Any]], members: dict[tuple[float, str, int], list[_Member]], per_step: int, steps: int
+) -> float:
+    """phi: what the first burst dispatched beyond what it trained; a single burst carries nothing over."""
+    if len(by_burst) < 2:
+        return 0.0
+    first = by_burst[0][0].burst
+    dispatched = sum(burst == first for _, burst, _ in members)
+    return max(0.0, dispatched / per_step - steps)
+
+
+def _update_seconds(done: list[Any], by_burst: list[list[Any]]) -> float:
+    """From the end of one step to the beginning of the next within a burst, and from window to commit."""
+    windows = [row.committed_at - row.window_closed_at for row in done if row.window_closed_at is not None]
+    between = [b.opened_at - a.committed_at for rows in by_burst for a, b in itertools.pairwise(rows)]
+    return max(0.0, (fmean(windows) if windows else 0.0) + (fmean(between) if between else 0.0))
+
+
+def _gap(by_burst: list[list[Any]], members: dict[tuple[float, str, int], list[_Member]]) -> float:
+    """From a burst's last update to the first launch of the next one."""
+    starts: dict[str, float] = {}
+    for (_, burst, _), group in members.items():
+        for _, _, start in group:
+            starts[burst] = min(starts.get(burst, start), start)
+    ends = {rows[0].burst: max(row.committed_at for row in rows) for rows in by_burst}
+    order = sorted(starts, key=lambda burst: starts[burst])
+    gaps = [starts[b] - ends[a] for a, b in itertools.pairwise(order) if a in ends]
+    return max(0.0, fmean(gaps)) if gaps else 0.0
