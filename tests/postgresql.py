@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from sqlalchemy import create_engine, text
+from sqlalchemy import create_engine, make_url, text
 
 from infra.records.database import open_database
 
@@ -46,9 +46,10 @@ class PostgreSQL:
         self._execute("CREATE DATABASE template_run")
         open_database(self._url("template_run"), create=True).dispose()
 
-    def new_database(self) -> str:
-        name = f"run_{next(self._numbers)}"
-        self._execute(f"CREATE DATABASE {name} TEMPLATE template_run")
+    def new_database(self, like: str = "") -> str:
+        """URL of a new database: without rows, or a copy of the one at URL `like`, which nobody may have open."""
+        name, template = f"run_{next(self._numbers)}", make_url(like).database if like else "template_run"
+        self._execute(f"CREATE DATABASE {name} TEMPLATE {template}")
         return self._url(name)
 
     def close(self) -> None:

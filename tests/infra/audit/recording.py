@@ -33,8 +33,8 @@ class SyntheticRun:
     store: ObjectStore
 
     @classmethod
-    def open(cls, folder: Path) -> "SyntheticRun":
-        engine = open_database(f"sqlite:///{folder / 'records.db'}", create=True)
+    def open(cls, folder: Path, database_url: str = "") -> "SyntheticRun":
+        engine = open_database(database_url or f"sqlite:///{folder / 'records.db'}", create=True)
         return cls(folder, engine, ObjectStore(f"file://{folder / 'objects'}"))
 
     def add(self, table: Table, *rows: dict[str, Any]) -> None:

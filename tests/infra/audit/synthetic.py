@@ -25,10 +25,10 @@ from tests.infra.audit.synthetic_calls import add_execution
 from tests.infra.audit.synthetic_training import add_batch, add_group, add_update
 
 
-def build(folder: Path) -> SyntheticRun:
-    """Write the whole run below `folder`."""
+def build(folder: Path, database_url: str = "") -> SyntheticRun:
+    """Write the whole run below `folder`, its records to another database where one is given."""
     folder.mkdir(parents=True, exist_ok=True)
-    fleet = Fleet(run=RUN)
+    fleet = Fleet(run=RUN, database_url=database_url)
     ports = (1, 2, 3)
     RunManifest(
         fleet=fleet,
@@ -41,7 +41,7 @@ def build(folder: Path) -> SyntheticRun:
         actor_ports=ports,
         linker_ports=ports,
     ).save()
-    run = SyntheticRun.open(folder)
+    run = SyntheticRun.open(folder, database_url)
     for cell in range(3):
         run.add(schema.boots, {"component": f"cell-{cell}", "boot_epoch": 1, "booted_at": T0, "pid": 100 + cell})
         _transition(run, "boot", cell, T0, T0 + 1)
