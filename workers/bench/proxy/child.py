@@ -14,7 +14,7 @@ import httpx2
 from infra.processes.tree import descendants
 from workflows.messages.errors import Transient
 
-START_SECONDS = 120.0
+START_SECONDS = 300.0
 STOP_SECONDS = 10.0
 _TICKS = os.sysconf("SC_CLK_TCK")
 

@@ -26,6 +26,7 @@ from workflows.messages.routing import DoorChange, EngineEntry, RegisterExecutio
 
 HOST = "127.0.0.1"
 RUN = "bench-proxy"
+_LITELLM_KEY = "sk-bench-only-key-of-a-loopback-server"
 ENVIRONMENTS = CHECKOUT / "var" / "bench"
 
 
@@ -155,7 +156,7 @@ class LiteLlm:
             for engine in engines
         ]
         config = folder / "litellm.json"  # YAML takes JSON
-        config.write_text(json.dumps({"model_list": models}))
+        config.write_text(json.dumps({"model_list": models, "general_settings": {"master_key": _LITELLM_KEY}}))
         argv = [str(environment.python.with_name("litellm")), "--config", str(config), "--host", HOST]
         argv += ["--port", str(port), "--num_workers", "1", "--telemetry", "False"]
         quiet = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_LOG": "ERROR", "HOME": str(folder), "PYTHONPATH": ""}
@@ -164,7 +165,7 @@ class LiteLlm:
         return cls(child, port)
 
     def target(self, stream: int) -> Target:
-        return Target(HOST, self._port, CHAT, {"authorization": "Bearer none"})
+        return Target(HOST, self._port, CHAT, {"authorization": f"Bearer {_LITELLM_KEY}"})
 
 
 class SglangRouter:

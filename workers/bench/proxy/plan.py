@@ -21,7 +21,7 @@ class BenchPlan:
     rounds: int = 3
     pairs: int = 200
     engines: int = 2
-    prompt_characters: int = 4000
+    prompt_characters: int = 1300
     contestants: tuple[str, ...] = ("gyre", "litellm", "sglang-router")
 
     def body(self, name: str, tokens: int) -> dict[str, object]:
