@@ -24,6 +24,7 @@ from safetensors.numpy import load, save
 from activities.trajectories.segments import arrange
 from infra.micro_steps import TargetSpan
 from workflows.messages.base import Message
+from workflows.messages.burst import Selection
 
 
 class PathHeader(Message):
@@ -41,7 +42,11 @@ class PathHeader(Message):
 
 
 class TrajectoryHeader(Message):
+    """`seed` and `selection`: with the calls' records, all that the choice of paths came from."""
+
     execution: str
+    seed: int
+    selection: Selection
     paths: tuple[PathHeader, ...]
 
 

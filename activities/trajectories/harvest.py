@@ -1,19 +1,18 @@
 """The chosen paths of a tree as they are stored: nodes become segments, targets get their log-probs and versions."""
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from activities.trajectories.artifact import PathHeader, TrajectoryHeader, TrajectoryTree
 from activities.trajectories.branches import branch_of, steps
+from activities.trajectories.growth import GrownTree
 from activities.trajectories.segments import arrange
-from activities.trajectories.selection import ChosenPath
 from activities.trajectories.tree import Tree
 from infra.micro_steps import TargetSpan
 
 
-def harvest(execution: str, tree: Tree, chosen: Sequence[ChosenPath]) -> TrajectoryTree:
+def harvest(grown: GrownTree) -> TrajectoryTree:
     """The trajectory of an execution. Empty if nothing was chosen."""
+    tree, chosen = grown.tree, grown.chosen
     arranged = arrange([path.nodes for path in chosen])
     order = [node for segment in arranged for node in segment.pieces]
     lengths = [sum(tree.nodes[node].length for node in segment.pieces) for segment in arranged]
@@ -48,7 +47,9 @@ def harvest(execution: str, tree: Tree, chosen: Sequence[ChosenPath]) -> Traject
             )
         )
     return TrajectoryTree(
-        header=TrajectoryHeader(execution=execution, paths=tuple(headers)),
+        header=TrajectoryHeader(
+            execution=grown.execution, seed=grown.seed, selection=grown.selection, paths=tuple(headers)
+        ),
         ids=np.concatenate(ids),
         segment_offsets=np.cumsum([0, *lengths]).astype(np.int32),
         segment_parents=np.array([segment.parent for segment in arranged], dtype=np.int32),

@@ -7,8 +7,6 @@ so a retry stores the same.
 
 import asyncio
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from sqlalchemy import Engine
@@ -16,13 +14,12 @@ from temporalio import activity
 
 from activities.trajectories.artifact import TrajectoryTree, encode_trajectory
 from activities.trajectories.branches import Reason, steps
-from activities.trajectories.calls import Call, load_calls
+from activities.trajectories.calls import load_calls
+from activities.trajectories.growth import GrownTree, grow
 from activities.trajectories.harvest import harvest
-from activities.trajectories.selection import ChosenPath, Leaf, candidates, on_paths, select_paths
-from activities.trajectories.tree import Tree
+from activities.trajectories.selection import on_paths
 from infra.objects import ObjectStore
 from infra.records.executions import ExecutionRecords, Trajectory, execution_of
-from workflows.messages.burst import Selection
 from workflows.messages.execution import ExecutionSpec, ProcessedExecution
 
 _log = logging.getLogger(__name__)
@@ -57,7 +54,7 @@ class ProcessingActivities:
         with self._engine.connect() as connection:
             recorded = load_calls(connection, execution)
         grown = grow(execution, recorded, seed=spec.seed, selection=spec.selection)
-        trajectory = harvest(execution, grown.tree, grown.chosen)
+        trajectory = harvest(grown)
         processed = summary(grown, trajectory)
         if processed.unmerged_calls > UNMERGED_SHARE * max(processed.calls, UNMERGED_AT_LEAST):
             _log.warning(
@@ -71,24 +68,6 @@ class ProcessingActivities:
         payload = self._objects.put(f"trajectories/{execution}.safetensors", encode_trajectory(trajectory))
         self._records.keep_trajectory(spec, Trajectory(payload=payload, processed=processed))
         return processed
-
-
-@dataclass(frozen=True, eq=False)
-class GrownTree:
-    """An execution's tree, the paths that could be trained, and those that are."""
-
-    tree: Tree
-    leaves: list[Leaf]
-    chosen: list[ChosenPath]
-
-
-def grow(execution: str, recorded: Sequence[Call], *, seed: int, selection: Selection) -> GrownTree:
-    """Tree and selection of an execution, the same whenever it is asked for."""
-    tree = Tree(recorded, selection.role_priority)
-    chosen = select_paths(
-        tree, seed=f"{execution}/{seed}", limit=selection.most_paths, priority=selection.role_priority
-    )
-    return GrownTree(tree, candidates(tree), chosen)
 
 
 def summary(grown: GrownTree, trajectory: TrajectoryTree) -> ProcessedExecution:

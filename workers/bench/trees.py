@@ -18,8 +18,8 @@ import numpy as np
 from sqlalchemy import Engine, insert
 
 from activities.trajectories.calls import Call, load_calls
+from activities.trajectories.growth import GrownTree, grow
 from activities.trajectories.harvest import harvest
-from activities.trajectories.processing import GrownTree, grow
 from infra.records.database import open_database
 from infra.records.schema import calls
 from infra.records.tokens import pack_ids, pack_logprobs
@@ -120,8 +120,8 @@ def measure(tokens: int, folder: Path, rounds: int) -> TreeCost:
     read_seconds = _fastest(read, rounds)
     tree_seconds = _fastest(lambda: select(found), rounds)
     grown = select(found)
-    harvest_seconds = _fastest(lambda: harvest("bench", grown.tree, grown.chosen), rounds)
-    trajectory = harvest("bench", grown.tree, grown.chosen)
+    harvest_seconds = _fastest(lambda: harvest(grown), rounds)
+    trajectory = harvest(grown)
     cost = TreeCost(
         tokens=size,
         calls=len(found),
@@ -131,7 +131,7 @@ def measure(tokens: int, folder: Path, rounds: int) -> TreeCost:
         read_seconds=read_seconds,
         tree_seconds=tree_seconds,
         harvest_seconds=harvest_seconds,
-        peak_bytes=_peak(lambda: _everything(select(read()))),
+        peak_bytes=_peak(lambda: harvest(select(read()))),
     )
     engine.dispose()
     return cost
@@ -168,10 +168,6 @@ def write(engine: Engine, recorded: list[Call]) -> None:
     ]
     with engine.begin() as connection:
         connection.execute(insert(calls), rows)
-
-
-def _everything(grown: GrownTree) -> int:
-    return harvest("bench", grown.tree, grown.chosen).tokens
 
 
 def _fastest(work: Callable[[], object], rounds: int) -> float:

@@ -6,9 +6,11 @@ import numpy as np
 
 from activities.trajectories.artifact import TrajectoryTree
 from activities.trajectories.calls import Call
+from activities.trajectories.growth import GrownTree
 from activities.trajectories.harvest import harvest
 from activities.trajectories.selection import candidates, select_paths
 from activities.trajectories.tree import Tree
+from workflows.messages.burst import Selection
 
 
 def call(
@@ -37,7 +39,8 @@ def leaf_calls(tree: Tree) -> list[str]:
 
 
 def trajectory(tree: Tree, seed: str = "s", **options) -> TrajectoryTree:
-    return harvest("e", tree, select_paths(tree, seed=seed, **options))
+    chosen = select_paths(tree, seed=seed, **options)
+    return harvest(GrownTree("e", 0, Selection(), tree, candidates(tree), chosen))
 
 
 def targets_of(stored: TrajectoryTree) -> list[tuple[tuple[int, ...], str, float, int]]:

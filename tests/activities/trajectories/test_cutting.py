@@ -8,6 +8,7 @@ import pytest
 from activities.trajectories.artifact import PathHeader, TrajectoryHeader, TrajectoryTree
 from activities.trajectories.cutting import EXACT_UP_TO, cut, share_out
 from infra.micro_steps import TargetSpan
+from workflows.messages.burst import Selection
 
 
 def random_tree(seed: int, most_leaves: int) -> TrajectoryTree:
@@ -42,7 +43,7 @@ def random_tree(seed: int, most_leaves: int) -> TrajectoryTree:
     )
     size = int(offsets[-1])
     return TrajectoryTree(
-        header=TrajectoryHeader(execution="e", paths=paths),
+        header=TrajectoryHeader(execution="e", seed=0, selection=Selection(), paths=paths),
         ids=np.arange(size, dtype=np.int32),
         segment_offsets=offsets,
         segment_parents=np.array(parents, np.int32),

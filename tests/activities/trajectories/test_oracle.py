@@ -7,9 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from activities.trajectories.artifact import decode_trajectory, encode_trajectory
+from activities.trajectories.growth import grow
 from activities.trajectories.harvest import harvest
 from activities.trajectories.packing import Piece, pack
-from activities.trajectories.processing import grow, summary
+from activities.trajectories.processing import summary
 from activities.trajectories.tree import Tree
 from infra.micro_steps import PackedMicroStep, Provenance, decode, encode
 from tests.activities.trajectories import oracle
@@ -45,7 +46,7 @@ def test_every_call_keeps_its_exact_context(calls, priority):
 def test_selection_masks_and_counts(calls, selection, seed):
     expected = oracle.select(calls, f"e/{seed}", selection.most_paths, selection.role_priority)
     grown = grow("e", calls, seed=seed, selection=selection)
-    stored = decode_trajectory(encode_trajectory(harvest("e", grown.tree, grown.chosen)))
+    stored = decode_trajectory(encode_trajectory(harvest(grown)))
     assert [(path.leaf, path.role) for path in stored.header.paths] == [(path.leaf, path.role) for path in expected]
     for index, path in enumerate(expected):
         assert tuple(stored.ids[places_of(stored, index)].tolist()) == path.ids
@@ -85,7 +86,7 @@ def test_any_packing_trains_the_same(group, selection, layout, budget, seed):
                 expected[name, prefix, target.call, np.float32(target.logprob), target.version, weight] += 1
         if total:
             grown = grow(name, calls, seed=seed, selection=selection)
-            pieces.append(Piece(harvest(name, grown.tree, grown.chosen), advantage, total, provenance(name)))
+            pieces.append(Piece(harvest(grown), advantage, total, provenance(name)))
     steps = [decode(encode(step)) for step in pack(pieces, request(layout, budget))]
     found: Counter[tuple] = Counter()
     for step in steps:
