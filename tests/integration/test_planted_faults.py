@@ -1,0 +1,65 @@
+"""Every fault of the audit's catalogue, planted in the records of a real run, is found.
+
+Real Temporal, workflows, proxy, harness, scoring and training; the engines are the paced double.
+"""
+
+import asyncio
+import shutil
+from pathlib import Path
+
+import pytest
+
+from infra.audit import audit_records
+from infra.audit.catalogue import CATALOGUE
+from tests.infra.audit.any_run import PLANTS
+from tests.infra.audit.recording import SyntheticRun
+from tests.integration.conftest import Run
+from tests.integration.scene import burst, paced_fleet
+from workers.supervisor import LocalStack
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+@pytest.fixture(scope="module")
+def recorded_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What two bursts with a satellite, moved requests and two updates each have left."""
+    folder = tmp_path_factory.mktemp("recorded")
+    asyncio.run(record(folder))
+    return folder / "run"
+
+
+async def record(folder: Path) -> None:
+    fleet = paced_fleet(folder, run="recorded", turns=6, tokens_per_second=25)
+    async with LocalStack(fleet, folder / "run") as stack:
+        await stack.ready(timeout_seconds=300)
+        run = Run(stack)
+        for name in ("first", "second"):
+            await (await run.start(burst("recorded", name, groups_per_step=3, executions_per_group=4))).result()
+        await run.rested()
+
+
+@pytest.fixture
+def recorded(recorded_folder: Path, tmp_path: Path):
+    """A copy of the run's records and objects, to damage."""
+    for file in recorded_folder.glob("records.db*"):
+        shutil.copy(file, tmp_path / file.name)
+    shutil.copytree(recorded_folder / "objects", tmp_path / "objects")
+    run = SyntheticRun.open(tmp_path)
+    yield run
+    run.engine.dispose()
+
+
+def test_the_run_itself_is_sound(recorded: SyntheticRun) -> None:
+    report = audit_records(recorded.engine, recorded.store, at_rest=True)
+    assert report.found == {}
+    assert report.figures["satellite_joins"] > 0
+    assert report.figures["updates"] == 4
+    assert report.figures["target_tokens"] > 0
+
+
+@pytest.mark.parametrize(("code", "plant"), PLANTS, ids=[f"{code}-{plant.__name__}" for code, plant in PLANTS])
+def test_a_planted_fault_is_found(recorded: SyntheticRun, code: str, plant) -> None:
+    plant(recorded)
+    report = audit_records(recorded.engine, recorded.store, at_rest=True)
+    assert code in report.codes()
+    assert all(finding.invariant == CATALOGUE[finding.code].invariant for finding in report.findings)
