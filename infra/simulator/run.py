@@ -159,6 +159,7 @@ class Simulation(Executions):
     def _decide(self) -> None:
         state = self._state()
         decision, self.memory = registry.decide(self.variant.policy, state, self.memory)
+        self.gauge.taken()
         self.trace.levels.append((self.env.now, self.dispatched - self.finished, state.capacity))
         if decision.verdict is Verdict.MOVE:
             self._carry_out(decision)

@@ -52,7 +52,7 @@ class Gauge:
         self._previous_peak, self._peak = self._peak, 0
 
     def components(self, simulation: Simulation) -> tuple[ComponentView, ...]:
-        """Rollout and training now; windows are handed out once."""
+        """Rollout and training now, with the windows not yet taken."""
         told = self._scenario
         rollout = [cell for cell in simulation.cells if cell.role is CellRole.ROLLOUT]
         at_work = simulation.trainer.cells
@@ -83,8 +83,12 @@ class Gauge:
                     strategies={Strategy.SUSPEND: cost[name] / 2},
                 )
             )
-            self._windows[name] = []
         return tuple(views)
+
+    def taken(self) -> None:
+        """The policy has seen the windows; a measurement is learned from once."""
+        for windows in self._windows.values():
+            windows.clear()
 
     def _noisy(self, value: float) -> float:
         noise = self._scenario.telemetry.noise

@@ -5,8 +5,11 @@
 
 `slope` is what batching costs: a fuller engine serves each of its requests more slowly. Both are fitted by least
 squares over windows that count less the older they are; with one load ever seen only `base` follows and `slope`
-stays what it was.
+stays what it was. A window that is off by more than a factor of two means that the workload has changed: what was
+learned before is forgotten at once.
 """
+
+from math import log, sqrt
 
 from pydantic import Field
 
@@ -15,18 +18,26 @@ from workflows.policy.component import ComponentView, Measurement
 
 FORGET = 0.8
 """Weight of a window relative to the next one: the last five windows make up two thirds of the fit."""
+CHANGE = 2.0
+"""A window this many times as slow or as quick as predicted is of another workload."""
 _SPREAD = 1e-4
 """Variance of the load below which a slope cannot be told from noise."""
 
 
 class Calibration(Message):
-    """Weighted sums of the windows seen (weight, load, load squared, seconds, load times seconds), and the model."""
+    """Weighted sums of the windows seen (weight, load, load squared, seconds, load times seconds), and the model.
+
+    `fresh`: windows since the workload changed or the allocation did. `scatter`: mean squared logarithm of measured
+    over predicted seconds, which is the noise of the telemetry; it outlives changes of the workload.
+    """
 
     weight: float = 0.0
     load: float = 0.0
     load_squared: float = 0.0
     seconds: float = 0.0
     load_seconds: float = 0.0
+    fresh: int = 0
+    scatter: float = Field(default=0.0, ge=0)
     base: float = Field(default=0.0, ge=0)
     slope: float = Field(default=0.0, ge=0)
 
@@ -39,6 +50,12 @@ class Calibration(Message):
         seconds = window.seconds_per_item
         if seconds is None:
             return self
+        scatter = self.scatter
+        if self.known:
+            off = seconds / max(self.base + self.slope * window.load, 1e-12)
+            if not 1 / CHANGE <= off <= CHANGE:
+                return Calibration(scatter=scatter).after(window)
+            scatter = FORGET * scatter + (1 - FORGET) * log(off) ** 2
         weight = FORGET * self.weight + 1
         load = FORGET * self.load + window.load
         squared = FORGET * self.load_squared + window.load**2
@@ -57,9 +74,18 @@ class Calibration(Message):
             load_squared=squared,
             seconds=total,
             load_seconds=cross,
+            fresh=self.fresh + 1,
+            scatter=scatter,
             base=base,
             slope=slope,
         )
+
+    @property
+    def uncertainty(self) -> float:
+        """Relative standard error of a predicted time; 1 before anything is known."""
+        if not self.known:
+            return 1.0
+        return sqrt(self.scatter / min(max(self.fresh, 1), 1 / (1 - FORGET)))
 
     def throughput(self, view: ComponentView, units: int) -> float:
         """Items per second of `view` with `units` units; 0 without units or before anything was measured."""

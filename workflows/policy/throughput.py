@@ -9,6 +9,8 @@ leaves training; cells join in ascending order and go back in descending order. 
 components, whatever the number of GPUs.
 """
 
+from math import hypot
+
 from workflows.messages.fleet import CellRole
 from workflows.messages.transition import Direction
 from workflows.policy import whole_pool
@@ -40,14 +42,18 @@ def decide(state: PolicyState, memory: Memory) -> tuple[Decision, Memory]:
     if settled > 0:
         detail = f"{settled:.1f} s until the last move has shown its effect"
         return refuse(None, Reason.SETTLING, detail, recheck_seconds=settled), memory
+    if not _measured(state, memory):
+        least = state.throughput.least_windows
+        return refuse(None, Reason.SETTLING, f"fewer than {least} measurements since the last change"), memory
     donors = [view for view in state.components if _donates(state, memory, view)]
     if not donors:
         return _wait_for_donor(state, memory), memory
     plan = best_plan(state, memory, donors)
-    least = plan.migration_seconds / state.throughput.horizon_iterations if plan else 0.0
-    if plan is None or plan.gain_seconds <= least + state.throughput.least_gain * plan.seconds_before:
+    if plan is None or plan.gain_seconds <= _least_gain(state, memory, plan):
         return _no_gain(donors, plan), memory
-    return _carried_out(state, plan), memory.model_copy(update={"moved_at": state.now, "low_since": {}})
+    stale = {name: model.model_copy(update={"fresh": 0}) for name, model in memory.calibrations.items()}
+    after = {"moved_at": state.now, "low_since": {}, "calibrations": stale}
+    return _carried_out(state, plan), memory.model_copy(update=after)
 
 
 def at_burst_end(state: PolicyState, next_dispatch: int) -> tuple[int, ...]:
@@ -58,13 +64,8 @@ def at_burst_end(state: PolicyState, next_dispatch: int) -> tuple[int, ...]:
 
 
 def best_plan(state: PolicyState, memory: Memory, donors: list[ComponentView]) -> Plan | None:
-    """The plan with the largest gain after migration, the smallest release among equals; None without candidates.
-
-    While a component's model is unknown nothing can be predicted: no plan.
-    """
+    """The plan with the largest gain after migration, the smallest release among equals; None without candidates."""
     models = memory.calibrations
-    if any(not models[view.name].known for view in state.components if view.items_per_iteration > 0):
-        return None
     seconds = {view.name: models[view.name].iteration_seconds(view, view.units) for view in state.components}
     before = max(seconds.values())
     bottleneck = max(seconds, key=lambda name: seconds[name])
@@ -95,6 +96,14 @@ def best_plan(state: PolicyState, memory: Memory, donors: list[ComponentView]) -
     return best
 
 
+def _least_gain(state: PolicyState, memory: Memory, plan: Plan) -> float:
+    """Seconds an iteration must get shorter by: a margin, what the prediction may be off by, and the migration."""
+    told = state.throughput
+    error = hypot(*(memory.calibrations[name].uncertainty for name in (plan.donor, plan.receiver)))
+    migration = plan.migration_seconds / told.horizon_iterations
+    return (told.least_gain + told.caution * error) * plan.seconds_before + migration
+
+
 def _worth(plan: Plan) -> float:
     return plan.gain_seconds - plan.migration_seconds
 
@@ -120,6 +129,12 @@ def _is_low(state: PolicyState, view: ComponentView) -> bool:
 def _donates(state: PolicyState, memory: Memory, view: ComponentView) -> bool:
     since = memory.low_since.get(view.name)
     return since is not None and state.now - since >= state.throughput.low_seconds
+
+
+def _measured(state: PolicyState, memory: Memory) -> bool:
+    """Every component that an iteration needs has been measured often enough since the last change."""
+    needed = [view.name for view in state.components if view.items_per_iteration > 0]
+    return all(memory.calibrations[name].fresh >= state.throughput.least_windows for name in needed)
 
 
 def _wait_for_donor(state: PolicyState, memory: Memory) -> Decision:
@@ -164,7 +179,7 @@ def _cells_for(state: PolicyState, receiver: Component) -> list[int]:
 def _no_gain(donors: list[ComponentView], plan: Plan | None) -> Decision:
     names = ", ".join(view.name for view in donors)
     if plan is None:
-        return refuse(None, Reason.NO_GAIN, f"{names} could give, but nothing can be predicted yet or nothing fits")
+        return refuse(None, Reason.NO_GAIN, f"{names} could give, but no release is possible")
     detail = f"best plan {plan.donor} -{plan.units}-> {plan.receiver} saves {plan.gain_seconds:.1f} s an iteration"
     return refuse(None, Reason.NO_GAIN, f"{detail}, migration {plan.migration_seconds:.1f} s").model_copy(
         update={"plan": plan, "bottleneck": plan.bottleneck.value, "expected_gain_seconds": plan.gain_seconds}
