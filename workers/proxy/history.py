@@ -75,9 +75,6 @@ class History:
         self._answered: dict[bytes, tuple[Turn, ...]] = {}
         self._asked: dict[bytes, Turn] = {}
 
-    def __len__(self) -> int:
-        return len(self._turns)
-
     def prompt(self, tokenizer: ChatTokenizer, messages: Messages, tools: list[Any] | None = None) -> Prompt:
         """Exact input ids of `messages`. Raises InvalidRequest for messages that cannot be rendered."""
         if self.clock is None:
