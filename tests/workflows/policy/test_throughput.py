@@ -116,8 +116,8 @@ def test_gain_has_to_pay_the_migration() -> None:
 
 def test_noisy_measurements_ask_for_a_larger_gain() -> None:
     """The same means, once measured evenly and once wildly: what is not sure is not done."""
-    even = [Measurement(items=10, busy_seconds=10 * seconds, load=1.0) for seconds in (30, 30, 30, 30)]
-    wild = [Measurement(items=10, busy_seconds=10 * seconds, load=1.0) for seconds in (30, 18, 44, 20)]
+    even = [Measurement(items=10, busy_seconds=10 * seconds, load=1.0) for seconds in (15, 15, 15, 15)]
+    wild = [Measurement(items=10, busy_seconds=10 * seconds, load=1.0) for seconds in (15, 9, 22, 14)]
     rollout, training = pipeline(0.05, 1.0)
     for windows, reason in ((even, Reason.GAIN), (wild, Reason.NO_GAIN)):
         parts = (rollout, training.model_copy(update={"recent": tuple(windows)}))
