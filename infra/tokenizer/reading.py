@@ -21,11 +21,13 @@ _TOOL = {"type": "function", "function": {"name": "probetool", "parameters": {"t
 
 @dataclass(frozen=True)
 class TemplateReading:
-    """`reasoning`: it writes `reasoning_content` itself. `calls`: it writes tool calls. `argument_objects`: it wants
+    """`reasoning`: it writes `reasoning_content` itself; `inline`: it leaves reasoning in front of a text, at least of
+    the last answer (one that does neither wants none). `calls`: it writes tool calls. `argument_objects`: it wants
     arguments as objects, else as JSON text; `argument_texts`: it also takes text that is no object. `parallel`: it
     takes several calls in one message. `developer`: it shows that role. `tools`: it shows the tools it is given."""
 
     reasoning: bool
+    inline: bool
     calls: bool
     argument_objects: bool
     argument_texts: bool
@@ -44,7 +46,7 @@ class TemplateReading:
         if message["role"] == "developer" and not self.developer:
             message["role"] = "system"
         reasoning = None if self.reasoning else message.pop("reasoning_content", None)
-        if reasoning is not None:
+        if reasoning is not None and self.inline:
             thought = reasoning.strip("\n")
             message["content"] = f"<think>\n{thought}\n</think>\n\n{message['content']}"
         if "tool_calls" in message:
@@ -79,6 +81,8 @@ def reading_of(render: Render) -> TemplateReading:
         answer = {"role": "assistant", "content": "", "tool_calls": [call] * times}
         return shown(_USER, answer, {"role": "tool", "content": "done", "tool_call_id": "c1"}) or shown(_USER, answer)
 
+    marked = "<think>\nprobethought\n</think>\n\nanswer"
+
     def thinking(**more: Any) -> str:
         return shown(_USER, {"role": "assistant", "content": "answer", "reasoning_content": "probethought", **more})
 
@@ -91,6 +95,7 @@ def reading_of(render: Render) -> TemplateReading:
     )
     return TemplateReading(
         reasoning="probethought" in thinking() or "probethought" in thinking(tool_calls=[call]),
+        inline="probethought" in shown(_USER, {"role": "assistant", "content": marked}),
         calls="probename" in as_object or "probename" in as_text,
         argument_objects=objects,
         argument_texts="probekey" in as_text,
