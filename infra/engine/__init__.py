@@ -4,13 +4,13 @@ The real server and the paced engine answer the same calls. Importing this packa
 """
 
 from infra.engine.client import EngineClient
-from infra.engine.generation import EngineBusy, GenerateChunk, GenerateRequest, VersionSpan, new_rid
+from infra.engine.generation import EngineRefused, GenerateChunk, GenerateRequest, VersionSpan, new_rid
 from infra.engine.release import EngineLoads, released
 
 __all__ = [
-    "EngineBusy",
     "EngineClient",
     "EngineLoads",
+    "EngineRefused",
     "GenerateChunk",
     "GenerateRequest",
     "VersionSpan",

@@ -14,7 +14,7 @@ from typing import Any, Literal, Self
 
 import httpx2
 
-from infra.engine.generation import ChunkReader, EngineBusy, GenerateChunk, GenerateRequest, check_rid, refusal
+from infra.engine.generation import ChunkReader, EngineRefused, GenerateChunk, GenerateRequest, check_rid, refusal
 from infra.engine.release import EngineLoads
 from workflows.messages.errors import EngineUnavailable, InvalidRequest, StillHeld, VersionMismatch
 
@@ -53,6 +53,7 @@ class EngineClient:
         control_seconds: float = 30.0,
         silence_seconds: float = 300.0,
         max_connections: int = 256,
+        transport: httpx2.AsyncBaseTransport | None = None,
     ) -> None:
         self.base_url, self.vocabulary = base_url.rstrip("/"), vocabulary
         self._control_seconds, self._silence_seconds = control_seconds, silence_seconds
@@ -61,6 +62,7 @@ class EngineClient:
             headers={"Authorization": f"Bearer {admin_key}"} if admin_key else {},
             timeout=httpx2.Timeout(control_seconds, connect=5.0),
             limits=httpx2.Limits(max_connections=max_connections, max_keepalive_connections=32),
+            transport=transport,
             trust_env=False,
             verify=base_url.startswith("https"),  # reading the trust store costs 40 ms
         )
@@ -216,8 +218,7 @@ def _failure(
     if status in _CALLERS_FAULT:
         found = refusal(error)
         return found if isinstance(found, InvalidRequest) else InvalidRequest(str(found))
-    text, seconds = f"{path} answered {status}: {error}", retry_after_seconds(retry_after)
-    return EngineUnavailable(text) if seconds is None else EngineBusy(text, seconds)
+    return EngineRefused(f"{path} answered {status}: {error}", retry_after_seconds(retry_after))
 
 
 def retry_after_seconds(header: str | None) -> float | None:

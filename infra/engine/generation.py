@@ -15,10 +15,10 @@ from workflows.messages.errors import EngineUnavailable, InvalidRequest
 RID = re.compile(r"^[0-9a-f]{36}$")
 
 
-class EngineBusy(EngineUnavailable):
-    """The engine asks to be left alone for `retry_after_seconds`."""
+class EngineRefused(EngineUnavailable):
+    """The engine answered, but did not take the request: now, or for `retry_after_seconds` if it said so."""
 
-    def __init__(self, message: str, retry_after_seconds: float) -> None:
+    def __init__(self, message: str, retry_after_seconds: float | None = None) -> None:
         super().__init__(message)
         self.retry_after_seconds = retry_after_seconds
 

@@ -11,7 +11,7 @@ import logging
 import time
 from dataclasses import dataclass
 
-from infra.engine import EngineBusy, GenerateChunk, GenerateRequest
+from infra.engine import EngineRefused, GenerateChunk, GenerateRequest
 from infra.tokenizer import ChatTokenizer
 from workers.proxy import segment_rows
 from workers.proxy.aborts import Aborts
@@ -132,7 +132,8 @@ class Dispatcher:
             why = _WHY.get(ended, "")
         except EngineUnavailable as error:
             ended, why = "died", str(error)
-            rest = error.retry_after_seconds if isinstance(error, EngineBusy) else None
+            if isinstance(error, EngineRefused):
+                segment.stopped, rest = True, error.retry_after_seconds  # it never began
         except InvalidRequest:
             ended, segment.stopped = "refused", True
             raise

@@ -1,7 +1,6 @@
 """Requests that wait until the KV of their execution has arrived at its new engine, bounded; then they recompute."""
 
 import asyncio
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -19,7 +18,7 @@ class Handoffs:
 
     def expect(self, lease: str, executions: Iterable[str], seconds: float) -> None:
         """From now on requests of these executions wait for `done`, until `seconds` from now at most."""
-        until = time.monotonic() + seconds
+        until = asyncio.get_running_loop().time() + seconds
         for execution in executions:
             known = self._expected.get(execution)
             if known is None or known.lease != lease:
@@ -41,7 +40,7 @@ class Handoffs:
         if expected is None:
             return False
         try:
-            async with asyncio.timeout(max(0.0, expected.until - time.monotonic())):
+            async with asyncio.timeout(max(0.0, expected.until - asyncio.get_running_loop().time())):
                 await expected.settled.wait()
         except TimeoutError:
             if self._expected.get(execution) is expected:

@@ -7,6 +7,7 @@ import json
 import time
 import uuid
 from collections.abc import AsyncIterator
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +37,13 @@ def chat_routes(engine: PacedEngine) -> list[Route]:
 class _Chat:
     def __init__(self, engine: PacedEngine) -> None:
         self._engine = engine
-        folder = engine.settings.model
+
+    @cached_property
+    def _tokenizer(self) -> ChatTokenizer | None:
+        """Read at the first request: an engine behind our own proxy never needs it."""
+        folder = self._engine.settings.model
         described = bool(folder) and (Path(folder) / "tokenizer_config.json").is_file()
-        self._tokenizer = ChatTokenizer(folder) if described else None
+        return ChatTokenizer(folder) if described else None
 
     async def models(self, request: Request) -> Response:
         entry = {"id": MODEL, "object": "model", "created": 0, "owned_by": "paced"}

@@ -1,0 +1,35 @@
+"""Random interleavings of stream, abort, drain, publish, engine death, client disconnect and retry: nothing is lost."""
+
+import pytest
+
+from tests.workers.proxy.drill import Drill, Patches
+from tests.workers.proxy.virtual import run
+
+QUICK = 60
+ALL = 10_000
+
+
+def play(folder, seed):
+    drill = Drill(folder, seed)
+    try:
+        run(drill.run())
+    except BaseException as error:
+        error.add_note(f"seed {seed}")
+        for line in drill.log:
+            error.add_note(line)
+        raise
+
+
+@pytest.mark.parametrize("first", range(0, QUICK, 20))
+def test_interleavings(folder, monkeypatch, first):
+    Patches(monkeypatch)
+    for seed in range(first, first + 20):
+        play(folder, seed)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_ten_thousand_interleavings(folder, monkeypatch):
+    Patches(monkeypatch)
+    for seed in range(QUICK, ALL):
+        play(folder, seed)
