@@ -54,7 +54,10 @@ class Fence:
 
 @dataclass
 class Cell:
-    """One boot of one cell. `published` is the folder on memory-backed storage the engine loads weights from."""
+    """One boot of one cell. `published` is the folder on memory-backed storage the engine loads weights from.
+
+    `paused`: the engine was told to stand still, requests and all, and not yet to go on.
+    """
 
     run: str
     index: int
@@ -71,6 +74,7 @@ class Cell:
     peer_actor: Callable[[int], ActorClient]
     peer_linker: Callable[[int], LinkerClient]
     fence: Fence = field(default_factory=Fence)
+    paused: bool = False
 
     @property
     def is_core(self) -> bool:

@@ -27,6 +27,9 @@ class MemoryActivities:
         """Writes have stopped: the engine runs nothing and nothing waits. Raises StillHeld when it does not come."""
         self._cell.fence.check(request.lease)
         async with beating(), asyncio.timeout(QUIET_SECONDS + 10):
+            if self._cell.paused:  # requests that nobody reads any more can only end if the engine moves
+                await self._cell.engine.resume()
+                self._cell.paused = False
             deadline = asyncio.get_running_loop().time() + QUIET_SECONDS
             while True:
                 loads = await self._cell.engine.loads()

@@ -51,6 +51,27 @@ class WeightsActivities:
                 if self._cell.linker is None:
                     await self._cell.engine.flush_cache(2.0)
 
+    @activity.defn(name="swap_weights")
+    async def swap_weights(self, request: LoadWeights) -> None:
+        """Load the version under the requests that run: they stand still meanwhile and go on over the KV they hold.
+
+        Fails with the engine still paused, so that nothing is said with weights nobody has verified.
+        """
+        self._cell.fence.check(request.lease)
+        engine = self._cell.engine
+        async with beating():
+            folder = await self._folder(request.weights, request.lease)
+            self._folders = {request.weights.version: folder}
+            self._cell.paused = True
+            await engine.pause("in_place")
+            try:
+                await self._verify(request.weights)  # an earlier attempt may have come this far
+            except VersionMismatch:
+                await engine.update_weights_from_disk(str(folder), str(request.weights.version), flush_cache=False)
+                await self._verify(request.weights)
+            await engine.resume()
+            self._cell.paused = False
+
     @activity.defn(name="verify_engine")
     async def verify_engine(self, request: LoadWeights) -> EngineVerified:
         """Raises VersionMismatch unless the engine itself reports this version and these tensors."""

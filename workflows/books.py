@@ -152,6 +152,7 @@ class Books(Parking):
             weights=self.weights,
             peers=peers,
             kv_handoff=self.spec.kv_handoff,
+            publish="recompute" if self.burst is None else self.burst.publish,
         )
         self._spawn(self._send_move(cell, move), f"move cell {cell}")
 

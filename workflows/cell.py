@@ -17,6 +17,7 @@ from temporalio.workflow import ParentClosePolicy
 
 from workflows.messages import ids
 from workflows.messages.base import Message
+from workflows.messages.burst import PublishMode
 from workflows.messages.fleet import CellReport, CellRole, CellSpec, CellWorkerUp
 from workflows.messages.scheduling import Weights
 from workflows.messages.transition import (
@@ -155,12 +156,20 @@ class Cell(Parking):
         if move.direction is Direction.TO_ROLLOUT and self.role is not CellRole.TRAINING:
             await self._report(self.role, move.move, f"cannot leave training: is {self.role.value}")
             return
-        await self._change(move.direction, move.move, move.peers, handoff=move.kv_handoff)
+        await self._change(move.direction, move.move, move.peers, handoff=move.kv_handoff, publish=move.publish)
 
-    async def _change(self, direction: Direction, move: str, peers: dict[str, str], *, handoff: bool) -> None:
+    async def _change(
+        self,
+        direction: Direction,
+        move: str,
+        peers: dict[str, str],
+        *,
+        handoff: bool,
+        publish: PublishMode = "recompute",
+    ) -> None:
         """Run transitions until the role has settled, the cell is parked for good, or a newer boot interrupts."""
         while True:
-            report = await self._transition(direction, peers, handoff=handoff)
+            report = await self._transition(direction, peers, handoff=handoff, publish=publish)
             match report.result:
                 case TransitionResult.DONE:
                     self.loaded = None if direction is Direction.TO_TRAINING else self.weights
@@ -180,7 +189,9 @@ class Cell(Parking):
             if resolution is not Resolution.RETRY:
                 direction, peers, handoff = WAY_BACK[direction], {}, False
 
-    async def _transition(self, direction: Direction, peers: dict[str, str], *, handoff: bool) -> TransitionReport:
+    async def _transition(
+        self, direction: Direction, peers: dict[str, str], *, handoff: bool, publish: PublishMode
+    ) -> TransitionReport:
         boot = self.boot
         if boot is None:
             raise ApplicationError("a transition needs a booted worker", type="NoBoot", non_retryable=True)
@@ -200,6 +211,7 @@ class Cell(Parking):
             weights=self.weights,
             peers=peers,
             kv_handoff=handoff,
+            publish=publish,
         )
         try:
             return await self._run_transition(spec)

@@ -3,7 +3,8 @@
     to_training   close the door and reroute, retain KV, cancel and continue elsewhere, hand KV over, release rollout
                   memory (point of no return), restore training
     to_rollout    leave the stream, release training, resume rollout, load and verify the published weights, open
-    publish       close the door, cut requests, load and verify, open
+    publish       close the door, cut requests, load and verify, open; or, under `keep_kv`: close the door, pause what
+                  runs in place, load and verify, go on, open (if that fails, as above)
     boot          register the engine, load and verify, open
 
 Before memory is released a failure rolls back: the door opens again (after a failed release with memory taken and
@@ -119,12 +120,19 @@ class RoleTransition:
                 await self._on_cell(steps.RESUME_ROLLOUT, self._lease())
                 await self._serve()
             case Direction.PUBLISH:
-                await self._step(steps.CHANGE_DOOR, self._closed_door(), "close-door")
-                await self._cut_requests()
-                await self._serve()
+                await self._publish()
             case Direction.BOOT:
                 await self._step(steps.REGISTER_ENGINE, self._entry(), "register-engine")
                 await self._serve()
+
+    async def _publish(self) -> None:
+        kept = self.spec.publish == "keep_kv"
+        await self._step(steps.CHANGE_DOOR, self._closed_door(in_place=kept), "close-door")
+        if kept and await self._tried(steps.SWAP_WEIGHTS, LoadWeights(**self._ids(), weights=self.spec.weights)):
+            await self._step(steps.CHANGE_DOOR, self._open_door(), "open-door")
+            return
+        await self._cut_requests()
+        await self._serve()
 
     async def _to_training(self) -> None:
         reroute = RerouteRequest(engine=self.engine, boot_epoch=self.spec.boot_epoch, lease=self.spec.lease_id)
@@ -211,7 +219,7 @@ class RoleTransition:
             return TransitionResult.PARKED, f"{reason}; rolling back failed too: {error}"
         return TransitionResult.ROLLED_BACK, reason
 
-    async def _tried(self, step: Step[Argument, None], argument: Argument, name: str = "") -> bool:
+    async def _tried(self, step: Step[Argument, Result], argument: Argument, name: str = "") -> bool:
         """An optional step at the cell: False when it failed."""
         try:
             await self._on_cell(step, argument, name)
@@ -266,8 +274,10 @@ class RoleTransition:
             kv_tokens=cell.kv_tokens,
         )
 
-    def _closed_door(self) -> DoorChange:
-        return DoorChange(engine=self.engine, boot_epoch=self.spec.boot_epoch, open=False)
+    def _closed_door(self, *, in_place: bool = False) -> DoorChange:
+        """`in_place`: what runs goes on, and may say tokens of the new version from now on."""
+        coming = self.spec.weights.version if in_place else None
+        return DoorChange(engine=self.engine, boot_epoch=self.spec.boot_epoch, open=False, version=coming)
 
     def _open_door(self) -> DoorChange:
         weights = self.spec.weights

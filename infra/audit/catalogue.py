@@ -82,6 +82,7 @@ CATALOGUE: dict[str, Fault] = {
     # 7: weight versions of rollout
     "request-went-back": Fault(7, "a request went on at an older version"),
     "unpublished-version": Fault(7, "an engine served a version that was not committed, or never published"),
+    "mixed-kv-unexplained": Fault(7, "KV of older weights was used, but no publish kept it at that engine then"),
     "stale-engine": Fault(7, "an engine started a request at an older version than the published one"),
     "served-while-away": Fault(7, "an engine started a request while its cell was in training"),
     "segment-boot-missing": Fault(7, "an engine served in a boot epoch its cell never had"),

@@ -14,6 +14,8 @@ from infra.audit.reader import stream
 from infra.records import schema
 
 SKEW_SECONDS = 0.25
+SWAP = "swap-weights"
+"""The step of a publish that changes weights under running requests."""
 _BACK = ("to_rollout", "boot")
 
 
@@ -35,13 +37,14 @@ class CellTimeline:
 
     `leaving`: departures the Scheduler decided on (a person's retry of a parked one is not among them); `away`: from
     the start of leaving to the end of coming back; `training`: what lies surely between; `loaded`: changes that loaded
-    the published weights.
+    the published weights; `swapped`: those that did so under running requests (`publish: keep_kv`).
     """
 
     leaving: list[Interval] = field(default_factory=list)
     away: list[Interval] = field(default_factory=list)
     training: list[Interval] = field(default_factory=list)
     loaded: list[Interval] = field(default_factory=list)
+    swapped: list[Interval] = field(default_factory=list)
 
 
 class Timelines:
@@ -109,7 +112,11 @@ def _cells(engine: Engine, boots: dict[tuple[str, int], float]) -> dict[int, Cel
     booted: dict[str, list[float]] = defaultdict(list)
     for (component, _), moment in sorted(boots.items(), key=lambda item: item[1]):
         booted[component].append(moment)
-    return {cell: _timeline(rows, booted[f"cell-{cell}"]) for cell, rows in rows_of.items()}
+    found = {cell: _timeline(rows, booted[f"cell-{cell}"]) for cell, rows in rows_of.items()}
+    for row in stream(engine, query.where(schema.transitions.c.direction == "publish")):
+        if any(step.get("name") == SWAP for step in row.steps or ()):
+            found[row.cell].swapped.append(Interval(row.started_at, inf if row.ended_at is None else row.ended_at))
+    return found
 
 
 def _timeline(rows: list[tuple[str, float, float | None, str | None]], booted: list[float]) -> CellTimeline:

@@ -131,6 +131,12 @@ class FakeCell:
         pass
 
     @step
+    async def swap_weights(self, request: LoadWeights) -> None:
+        if self.world.doors.get(self.index) is not None:
+            self.world.problem(f"cell {self.index}: weights swapped behind an open door")
+        self.engine = request.weights
+
+    @step
     async def await_quiet(self, request: CellLease) -> None:
         if self.world.doors.get(self.index) is not None:
             raise ActorUnavailable("the door is still open")

@@ -10,6 +10,10 @@ from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from workflows.messages.base import Message
 
+PublishMode = Literal["recompute", "keep_kv"]
+"""How serving engines get a new version. `recompute`: their requests are cut and go on with what they have said;
+`keep_kv`: they are paused in place and go on over the KV they hold, which is recorded."""
+
 Slug = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]{0,39}$")]
 
 
@@ -102,7 +106,9 @@ class Training(Message):
     token_budget: int = Field(default=2048, gt=0, description="tokens of one micro-step")
     layout: Literal["flat", "tree"] = Field(default="flat", description="tree: what paths share is computed once")
     selection: Selection = Selection()
-    max_staleness: int | None = Field(default=None, ge=0, description="versions; older executions are left out")
+    max_staleness: int | None = Field(
+        default=None, ge=0, description="versions from an execution's oldest token to its admission; older: left out"
+    )
     refill: bool = Field(default=False, description="no-signal groups do not take a place in the batch")
 
 
@@ -132,7 +138,7 @@ class BurstSpec(Message):
     no_artifact: Literal["exclude", "zero"] = Field(
         default="exclude", description="an execution in which nothing ever ran: left out, or scored 0"
     )
-    publish: Literal["recompute"] = "recompute"
+    publish: PublishMode = "recompute"
     on_cancel: Literal["finish_batch", "abandon_batch"] = "abandon_batch"
 
     @model_validator(mode="after")
@@ -143,8 +149,8 @@ class BurstSpec(Message):
             raise ValueError("sampling.top_p, sampling.top_k: training needs the whole distribution (1 and -1)")
         if self.purpose is Purpose.TRAIN and self.sampling.penalises:
             raise ValueError(
-                "sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty: training needs the "
-                "log-probs of the distribution sampled from, and engines report them without penalties"
+                "sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty: training needs "
+                "the log-probs of the distribution sampled from, and engines report them without penalties"
             )
         if self.purpose is Purpose.TRAIN and self.sampling.temperature == 0:
             raise ValueError("sampling.temperature: training needs a temperature above 0")

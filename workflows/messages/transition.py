@@ -5,6 +5,7 @@ from enum import StrEnum
 from pydantic import Field
 
 from workflows.messages.base import Message
+from workflows.messages.burst import PublishMode
 from workflows.messages.fleet import CellSpec
 from workflows.messages.scheduling import Weights
 
@@ -30,6 +31,7 @@ class MoveCell(Message):
     weights: Weights
     peers: dict[str, str] = Field(default={}, description="engine id -> activity queue of the cells that may take over")
     kv_handoff: bool = True
+    publish: PublishMode = "recompute"
 
 
 class TransitionSpec(Message):
@@ -45,6 +47,7 @@ class TransitionSpec(Message):
     weights: Weights
     peers: dict[str, str] = {}
     kv_handoff: bool = True
+    publish: PublishMode = "recompute"
 
     @property
     def lease_id(self) -> str:

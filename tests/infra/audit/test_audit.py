@@ -230,3 +230,20 @@ def test_full_ids_are_rebuilt_through_any_chain_of_parents(data: st.DataObject) 
         full = history.full_ids(name)
         assert full is not None
         assert full.tolist() == whole
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_kept_kv_is_right_where_a_publish_kept_it(recorded: SyntheticRun, kept: bool) -> None:
+    """A publish in place during the request explains newer tokens in an older segment."""
+    publish = recorded.row(schema.transitions, cell=2, direction="publish")
+    if kept:
+        steps = [{"name": name, "seconds": 0.1, "ok": True} for name in ("close-door", "swap-weights", "open-door")]
+        recorded.change(schema.transitions, {"transition": publish["transition"]}, steps=steps)
+    call = recorded.row(schema.segments, cell=2, version=0, segment=0, ended="stop")
+    key = {"call": call["call"]}
+    when = {"started_at": publish["started_at"] - 1, "ended_at": publish["ended_at"] + 1}
+    recorded.change(schema.segments, {**key, "segment": 0}, mixed_kv_tokens=1, **when)
+    recorded.change(schema.calls, key, version_spans=[[0, call["output_tokens"] - 1], [2, 1]])
+    codes = audit_records(recorded.engine, recorded.store, at_rest=True).codes()
+    assert ("mixed-kv-unexplained" in codes) is not kept
+    assert not {"token-version-differs", "request-went-back", "unpublished-version"} & set(codes)

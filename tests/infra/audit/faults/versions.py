@@ -128,3 +128,14 @@ def segment_of_an_unknown_boot(run: SyntheticRun) -> None:
 @plants("token-version-differs")
 def tokens_labelled_by_the_proxy(run: SyntheticRun) -> None:
     change_call(run, execution_id("second", 0, 0), 0, version_spans=[[0, 2], [2, 2]])
+
+
+@plants("mixed-kv-unexplained")
+def kept_kv_that_no_publish_kept(run: SyntheticRun) -> None:
+    call = call_of(run, execution_id("second", 0, 0), 0)
+    run.change(schema.segments, {"call": call["call"]}, version=0, mixed_kv_tokens=call["output_tokens"])
+
+
+@plants("token-version-differs")
+def old_tokens_counted_as_mixed(run: SyntheticRun) -> None:
+    run.change(schema.segments, {"call": call_of(run, VICTIM, 0)["call"]}, mixed_kv_tokens=1)
