@@ -1,0 +1,75 @@
+"""`gyre bench session`: what a session of hundreds of calls and hundreds of thousands of tokens costs the proxy."""
+
+import asyncio
+import json
+import sys
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+
+from rich.console import Console
+
+from workers.bench.session import SessionCost, default_tokenizer, measure
+
+
+def bench(
+    *,
+    calls: int = 636,
+    tokens: int = 700_000,
+    model: Path | None = None,
+    plot: Path | None = None,
+    json_: bool = False,
+) -> None:
+    """Read, encode and record every call of a made-up session, on one thread.
+
+    Parameters
+    ----------
+    calls
+        Calls of the session.
+    tokens
+        What its last prompt comes to.
+    model
+        A folder with a tokenizer and a chat template; by default one of our own is made.
+    plot
+        Write the cost of encoding over the length of the history to this file as a picture.
+    json_
+        Print JSON alone.
+    """
+    with tempfile.TemporaryDirectory(prefix="gyre-bench-") as folder:
+        made = model or default_tokenizer(Path(folder) / "model")
+        cost, figures = asyncio.run(
+            measure(made, Path(folder), calls=calls, tokens=tokens, told=lambda line: print(line, file=sys.stderr))
+        )
+    result = {name: round(value, 3) for name, value in asdict(figures).items()}
+    if plot is not None:
+        draw(cost, plot)
+    if json_:
+        print(json.dumps(result))
+    else:
+        Console().print_json(data=result)
+
+
+def draw(cost: SessionCost, path: Path) -> None:
+    """Each call's encoding over the tokens of its prompt, and all of it so far with a straight line."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import numpy as np
+    from matplotlib import pyplot
+
+    tokens, each = np.asarray(cost.prompt_tokens), np.asarray(cost.encode_ms)
+    total = each.cumsum() / 1000
+    figure, (one, all_) = pyplot.subplots(1, 2, figsize=(9, 3.6))
+    one.plot(tokens, each, ".", markersize=3)
+    one.set_ylim(0, max(60.0, float(np.percentile(each, 99)) * 1.2))
+    one.set_ylabel("ms to encode one call")
+    all_.plot(tokens, total, linewidth=2, label="measured")
+    all_.plot([0, tokens[-1]], [0, total[-1]], "--", linewidth=0.8, label="straight line")
+    all_.set_ylabel("seconds to encode all calls so far")
+    all_.legend()
+    for axes in (one, all_):
+        axes.set_xlabel("tokens of the prompt")
+    figure.suptitle(f"A session of {len(each)} calls: encoding costs what is new")
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
