@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
+from urllib.parse import urlsplit
 
 from temporalio import activity
 
@@ -17,9 +18,11 @@ from activities.endings import harness_run
 from activities.heartbeats import Heartbeat
 from harness_adapters.protocol import HarnessAdapter, HarnessOutcome, LaunchContext
 from harness_adapters.registry import adapter_named
+from infra.processes.isolation import OPEN, Isolation
 from infra.processes.job import Job, Result, write_atomically
 from infra.processes.launch import Runners, end_marked
 from infra.processes.limits import ProcessLimits
+from infra.processes.sandbox import Sandbox
 from infra.records.executions import ExecutionRecords, ExecutionRow, execution_of
 from infra.tasks import Task, load_task
 from infra.workspaces import ExecutionFolder, copy_tree, remove_tree, token_sha256
@@ -47,7 +50,11 @@ class ProxyAdmin(Protocol):
 
 @dataclass(frozen=True)
 class HarnessHost:
-    """Where this host keeps things and whom it talks to. `proxy_url`: the model endpoint, no slash at the end."""
+    """Where this host keeps things and whom it talks to. `proxy_url`: the model endpoint, no slash at the end.
+
+    `isolation`: what holds for harnesses here; `hidden`: folders that none of them may read; `context_tokens`: the
+    policy's context.
+    """
 
     workspaces: Path
     harness_root: Path
@@ -56,8 +63,21 @@ class HarnessHost:
     runners: Runners
     proxy: ProxyAdmin
     keep_workspaces: bool = True
+    isolation: Isolation = OPEN
+    hidden: tuple[Path, ...] = ()
+    context_tokens: int = 131_072
     load: Callable[[Path], Task] = load_task
     adapter: Callable[[str], HarnessAdapter] = adapter_named
+
+    @property
+    def proxy_address(self) -> tuple[str, int]:
+        url = urlsplit(self.proxy_url)
+        return url.hostname or "127.0.0.1", url.port or 80
+
+    @property
+    def endpoint(self) -> str:
+        """The proxy as harnesses reach it: in a network of their own it is behind a door on their loopback."""
+        return f"http://127.0.0.1:{self.proxy_address[1]}" if self.isolation.network else self.proxy_url
 
 
 class HarnessActivities:
@@ -121,7 +141,8 @@ class HarnessActivities:
         # What the proxy still writes is durable when this returns, so the count below is the last one.
         await self._host.proxy.end_execution(execution_of(spec))
         row = await self._row(spec)
-        outcome = self._outcome(spec, folder, result) if result.end == "exited" else None
+        run = folder.run(row.attempt)
+        outcome = self._outcome(spec, folder, run, result) if result.end == "exited" else None
         return harness_run(result, outcome, model_calls=row.model_calls, call_limit=spec.limits.model_calls)
 
     async def _run_to_end(self, spec: ExecutionSpec, folder: ExecutionFolder, beat: Heartbeat) -> Result:
@@ -181,8 +202,10 @@ class HarnessActivities:
             instruction=task.instruction,
             workspace=folder.app,
             home=folder.home,
-            endpoint=f"{self._host.proxy_url}/x/{token}",
+            endpoint=f"{self._host.endpoint}/x/{token}",
             token=token,
+            context_tokens=self._host.context_tokens,
+            output_tokens=spec.sampling.max_call_tokens,
             harness_root=self._host.harness_root,
             choice=spec.harness,
         )
@@ -198,6 +221,8 @@ class HarnessActivities:
             env={"TMPDIR": str(folder.temporary), **plan.environment},
             cwd=str(plan.cwd),
             marker=str(folder.root),
+            stdin=str(folder.home / plan.stdin) if plan.stdin else "",
+            sandbox=self._sandbox(folder, task),
             limits=ProcessLimits(
                 wall_seconds=min(limits.wall_seconds, task.agent_seconds or limits.wall_seconds),
                 grace_seconds=limits.grace_seconds,
@@ -208,8 +233,20 @@ class HarnessActivities:
             ),
         )
 
-    def _outcome(self, spec: ExecutionSpec, folder: ExecutionFolder, result: Result) -> HarnessOutcome:
+    def _sandbox(self, folder: ExecutionFolder, task: Task) -> Sandbox | None:
+        """Its own folders, and neither the tests nor anything of another execution; the proxy alone to talk to."""
+        host = self._host
+        return host.isolation.sandbox(
+            writable=(folder.app, folder.home, folder.temporary),
+            temporary=folder.temporary,
+            hidden=(*host.hidden, host.workspaces, task.folder),
+            needed=(host.harness_root,),
+            proxy=host.proxy_address,
+        )
+
+    def _outcome(self, spec: ExecutionSpec, folder: ExecutionFolder, run: Path, result: Result) -> HarnessOutcome:
         context = self._context(spec, folder, self._host.load(Path(spec.task)))
+        context = context.model_copy(update={"stdout": run / "stdout.log"})
         return self._host.adapter(spec.harness.name).outcome(context, result.exit_code)
 
     @activity.defn(name="finish_execution")

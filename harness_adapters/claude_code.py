@@ -1,70 +1,105 @@
-"""claude-code 2.1.332, unmodified: Anthropic Messages, streamed."""
+"""claude-code 2.1.332, unmodified: Anthropic Messages, streamed.
+
+A sub-agent's requests carry its id in a header. A summary is asked for with the history and tools of any other
+request, by a last text block that names the two tags its answer must have. A request without tools is a side call.
+"""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from harness_adapters.choices import checked
+from harness_adapters.events import events
 from harness_adapters.generic import BASE_ENVIRONMENT
-from harness_adapters.node_environment import NodeEnvironment
+from harness_adapters.node_harness import INSTRUCTION, PATIENT_MS, PATIENT_RETRIES, NodeHarness
 from harness_adapters.protocol import CallRole, HarnessOutcome, LaunchContext, LaunchPlan
-from workflows.messages.burst import HarnessChoice
-from workflows.messages.errors import HarnessUnusable
 from workflows.messages.execution import EndReason
 
-_SETTINGS = {"max_turns": int}
-_INSTRUCTION = "instruction.md"
+_SUMMARY_TAGS = ("<analysis>", "<summary>")
+_OFF = (
+    *("CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC", "DISABLE_AUTOUPDATER", "DISABLE_TELEMETRY"),
+    *("DISABLE_ERROR_REPORTING", "DISABLE_BUG_COMMAND", "CLAUDE_CODE_DISABLE_TERMINAL_TITLE", "DO_NOT_TRACK"),
+)
 
 
-class ClaudeCode:
-    """Settings: `max_turns`."""
+class ClaudeCode(NodeHarness):
+    """Settings: `max_turns`; `context_tokens`, what it takes the policy's context to be; `compact_at_tokens`, the
+    part of it that it fills before it summarises."""
 
     name = "claude-code"
     version = "2.1.332"
     dialect = "messages"
-
-    def environment_of(self, harness_root: Path) -> NodeEnvironment:
-        return NodeEnvironment(harness_root / self.name, f"harness-{self.name}")
-
-    def install(self, harness_root: Path) -> None:
-        self.environment_of(harness_root).install()
-
-    def check(self, choice: HarnessChoice, harness_root: Path) -> None:
-        checked(choice, _SETTINGS)
-        if not self.environment_of(harness_root).is_current():
-            raise HarnessUnusable(f"{self.name} {self.version} is not installed; run: gyre harness install {self.name}")
+    settings = {"max_turns": int, "context_tokens": int, "compact_at_tokens": int}
 
     def launch(self, context: LaunchContext) -> LaunchPlan:
-        settings = checked(context.choice, _SETTINGS)
+        chosen = self.chosen(context.choice)
         flags = ["-p", "--model", context.model, "--dangerously-skip-permissions"]
         flags += ["--output-format", "stream-json", "--verbose"]
-        if "max_turns" in settings:
-            flags += ["--max-turns", str(settings["max_turns"])]
+        if "max_turns" in chosen:
+            flags += ["--max-turns", str(chosen["max_turns"])]
+        window = {"CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(chosen.get("context_tokens", context.context_tokens))}
+        if "compact_at_tokens" in chosen:
+            window["CLAUDE_CODE_AUTO_COMPACT_WINDOW"] = str(chosen["compact_at_tokens"])
         return LaunchPlan(
             argv=(str(self.environment_of(context.harness_root).binary("claude")), *flags),
             environment={
                 **BASE_ENVIRONMENT,
+                **dict.fromkeys(_OFF, "1"),
+                **window,
                 "HOME": str(context.home),
                 "CLAUDE_CONFIG_DIR": str(context.home / ".claude"),
                 "ANTHROPIC_BASE_URL": context.endpoint,
                 "ANTHROPIC_API_KEY": context.token,
-                "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+                "ANTHROPIC_DEFAULT_HAIKU_MODEL": context.model,
+                "ANTHROPIC_DEFAULT_SONNET_MODEL": context.model,
+                "ANTHROPIC_DEFAULT_OPUS_MODEL": context.model,
+                # Without this a line of its first system block differs in every call.
                 "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
-                "DISABLE_AUTOUPDATER": "1",
-                "DISABLE_TELEMETRY": "1",
-                "DISABLE_ERROR_REPORTING": "1",
                 "IS_SANDBOX": "1",
-                "API_TIMEOUT_MS": "86400000",
-                "CLAUDE_STREAM_IDLE_TIMEOUT_MS": "86400000",
+                "API_TIMEOUT_MS": str(PATIENT_MS),
+                "CLAUDE_STREAM_IDLE_TIMEOUT_MS": str(PATIENT_MS),
+                "CLAUDE_STREAM_FIRST_BYTE_TIMEOUT_MS": str(PATIENT_MS),
+                "CLAUDE_CODE_MAX_RETRIES": str(PATIENT_RETRIES),
                 "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(context.output_tokens),
             },
-            files={_INSTRUCTION: context.instruction},
-            stdin=_INSTRUCTION,
+            files={INSTRUCTION: context.instruction},
+            stdin=INSTRUCTION,
             cwd=context.workspace,
         )
 
     def outcome(self, context: LaunchContext, exit_code: int | None) -> HarnessOutcome:
-        return HarnessOutcome(end=EndReason.EXITED)
+        """By the last result in its event stream."""
+        result: dict[str, Any] = {}
+        for event in events(context.stdout):
+            if event.get("type") == "result":
+                result = event
+        if not result:
+            return HarnessOutcome(end=EndReason.CRASHED, detail=f"it left no result; exit code {exit_code}")
+        if result.get("subtype") == "success" and not result.get("is_error"):
+            return HarnessOutcome(end=EndReason.SUBMITTED)
+        said = f"{result.get('terminal_reason') or result.get('subtype')}: {result.get('result') or ''}"[:2000]
+        if result.get("subtype") == "error_max_turns":
+            return HarnessOutcome(end=EndReason.CALL_LIMIT, detail=said)
+        overflow = result.get("terminal_reason") == "prompt_too_long"
+        return HarnessOutcome(end=EndReason.EXITED if overflow else EndReason.CRASHED, detail=said)
 
     def role_of(self, headers: Mapping[str, str], body: Mapping[str, Any]) -> CallRole:
-        return CallRole.MAIN
+        sub = bool(headers.get("x-claude-code-agent-id"))
+        if not body.get("tools"):
+            return CallRole.SIDE
+        if _asks_for_a_summary(body):
+            return CallRole.SUB_AGENT_SUMMARY if sub else CallRole.MAIN_SUMMARY
+        return CallRole.SUB_AGENT if sub else CallRole.MAIN
+
+
+def _asks_for_a_summary(body: Mapping[str, Any]) -> bool:
+    """The task itself may hold the tags too: it is never the last block of a conversation that has begun."""
+    messages = body.get("messages")
+    if not isinstance(messages, list) or not any(_role(message) == "assistant" for message in messages):
+        return False
+    content = messages[-1].get("content") if _role(messages[-1]) == "user" else None
+    last = content[-1] if isinstance(content, list) and content else content
+    text = last.get("text") if isinstance(last, dict) and last.get("type") == "text" else last
+    return isinstance(text, str) and all(tag in text for tag in _SUMMARY_TAGS)
+
+
+def _role(message: Any) -> Any:
+    return message.get("role") if isinstance(message, dict) else None

@@ -1,43 +1,31 @@
-"""codex 0.171.0, unmodified: OpenAI Responses, streamed."""
+"""codex 0.171.0, unmodified: OpenAI Responses, streamed.
+
+Every request says in its turn metadata what it is for. It summarises before its context is full, by our reckoning of
+the context; one that overflows all the same ends its run.
+"""
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from harness_adapters.choices import checked
+from harness_adapters.events import events
 from harness_adapters.generic import BASE_ENVIRONMENT
-from harness_adapters.node_environment import NodeEnvironment, node
+from harness_adapters.node_environment import node
+from harness_adapters.node_harness import INSTRUCTION, PATIENT_MS, PATIENT_RETRIES, NodeHarness
 from harness_adapters.protocol import CallRole, HarnessOutcome, LaunchContext, LaunchPlan
-from workflows.messages.burst import HarnessChoice
-from workflows.messages.errors import HarnessUnusable
 from workflows.messages.execution import EndReason
 
-_SETTINGS = {"context_tokens": int, "compact_at_tokens": int}
-_INSTRUCTION = "instruction.md"
-_PATIENT_MS = 86_400_000
 
-
-class Codex:
-    """Settings: `context_tokens`, the context it believes in; `compact_at_tokens`, where it summarises."""
+class Codex(NodeHarness):
+    """Settings: `context_tokens`, the policy's context as it sees it; `compact_at_tokens`, when it summarises."""
 
     name = "codex"
     version = "0.171.0"
     dialect = "responses"
-
-    def environment_of(self, harness_root: Path) -> NodeEnvironment:
-        return NodeEnvironment(harness_root / self.name, f"harness-{self.name}")
-
-    def install(self, harness_root: Path) -> None:
-        self.environment_of(harness_root).install()
-
-    def check(self, choice: HarnessChoice, harness_root: Path) -> None:
-        checked(choice, _SETTINGS)
-        if not self.environment_of(harness_root).is_current():
-            raise HarnessUnusable(f"{self.name} {self.version} is not installed; run: gyre harness install {self.name}")
+    settings = {"context_tokens": int, "compact_at_tokens": int}
 
     def launch(self, context: LaunchContext) -> LaunchPlan:
-        program = self.environment_of(context.harness_root).package("@openai/codex") / "bin" / "codex.js"
+        program = self.environment_of(context.harness_root).package("@openai/codex") / "bin/codex.js"
         flags = ["exec", "--json", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", "-"]
         return LaunchPlan(
             argv=(node(), str(program), *flags),
@@ -46,25 +34,18 @@ class Codex:
                 "HOME": str(context.home),
                 "CODEX_HOME": str(context.home / ".codex"),
                 "POLICY_API_KEY": context.token,
+                "DO_NOT_TRACK": "1",
             },
-            files={".codex/config.toml": _config(context), _INSTRUCTION: context.instruction},
-            stdin=_INSTRUCTION,
+            files={".codex/config.toml": self._config(context), INSTRUCTION: context.instruction},
+            stdin=INSTRUCTION,
             cwd=context.workspace,
         )
 
-    def outcome(self, context: LaunchContext, exit_code: int | None) -> HarnessOutcome:
-        return HarnessOutcome(end=EndReason.EXITED)
-
-    def role_of(self, headers: Mapping[str, str], body: Mapping[str, Any]) -> CallRole:
-        return CallRole.MAIN
-
-
-def _config(context: LaunchContext) -> str:
-    settings = checked(context.choice, _SETTINGS)
-    window = settings.get("context_tokens", context.context_tokens)
-    compact = settings.get("compact_at_tokens", max(1, (window - context.output_tokens) * 9 // 10))
-    quoted = json.dumps
-    return f"""model = {quoted(context.model)}
+    def _config(self, context: LaunchContext) -> str:
+        chosen = self.chosen(context.choice)
+        window = chosen.get("context_tokens", context.context_tokens)
+        compact = chosen.get("compact_at_tokens", max(1, (window - context.output_tokens) * 9 // 10))
+        return f"""model = {json.dumps(context.model)}
 model_provider = "policy"
 model_context_window = {window}
 model_auto_compact_token_limit = {compact}
@@ -75,10 +56,41 @@ enabled = false
 
 [model_providers.policy]
 name = "policy"
-base_url = {quoted(context.endpoint + "/v1")}
+base_url = {json.dumps(context.endpoint + "/v1")}
 env_key = "POLICY_API_KEY"
 wire_api = "responses"
-request_max_retries = 20
-stream_max_retries = 20
-stream_idle_timeout_ms = {_PATIENT_MS}
+request_max_retries = {PATIENT_RETRIES}
+stream_max_retries = {PATIENT_RETRIES}
+stream_idle_timeout_ms = {PATIENT_MS}
 """
+
+    def outcome(self, context: LaunchContext, exit_code: int | None) -> HarnessOutcome:
+        """By the last turn's end in its event stream."""
+        end: dict[str, Any] = {}
+        for event in events(context.stdout):
+            if event.get("type") in ("turn.started", "turn.completed", "turn.failed"):
+                end = event
+        if end.get("type") == "turn.completed":
+            return HarnessOutcome(end=EndReason.SUBMITTED)
+        if end.get("type") == "turn.failed":
+            said = str((end.get("error") or {}).get("message") or "")
+            kind = EndReason.EXITED if "context window" in said else EndReason.CRASHED
+            return HarnessOutcome(end=kind, detail=said[:2000])
+        return HarnessOutcome(end=EndReason.CRASHED, detail=f"its turn has no end; exit code {exit_code}")
+
+    def role_of(self, headers: Mapping[str, str], body: Mapping[str, Any]) -> CallRole:
+        turn = _turn(headers)
+        sub = turn.get("thread_source") == "subagent" or "subagent_kind" in turn
+        if turn.get("request_kind") == "compaction":
+            return CallRole.SUB_AGENT_SUMMARY if sub else CallRole.MAIN_SUMMARY
+        if turn.get("request_kind") != "turn":
+            return CallRole.SIDE
+        return CallRole.SUB_AGENT if sub else CallRole.MAIN
+
+
+def _turn(headers: Mapping[str, str]) -> dict[str, Any]:
+    try:
+        turn = json.loads(headers.get("x-codex-turn-metadata", ""))
+    except ValueError:
+        return {}
+    return turn if isinstance(turn, dict) else {}

@@ -24,6 +24,10 @@ class GenericCommand:
 
     name = "command"
     version = "any"
+    dialect = "any"
+
+    def installed(self, harness_root: Path) -> bool:
+        return True
 
     def install(self, harness_root: Path) -> None:
         """Nothing to install: the command is the user's."""

@@ -36,9 +36,13 @@ class MiniSweAgent:
 
     name = "mini-swe-agent"
     version = "2.4.6"
+    dialect = "chat"
 
     def environment_of(self, harness_root: Path) -> PythonEnvironment:
         return PythonEnvironment(harness_root / self.name, "harness-mini-swe-agent.lock.txt")
+
+    def installed(self, harness_root: Path) -> bool:
+        return self.environment_of(harness_root).is_current()
 
     def install(self, harness_root: Path) -> None:
         self.environment_of(harness_root).install()
@@ -48,10 +52,8 @@ class MiniSweAgent:
         config = _settings_file(choice)
         if not config.is_file():
             raise InvalidSpec(f"no such file: {config}", field="harness.settings.config")
-        if not self.environment_of(harness_root).is_current():
-            raise HarnessUnusable(
-                f"{self.name} {self.version} is not installed; run: python -m harness_adapters.install {self.name}"
-            )
+        if not self.installed(harness_root):
+            raise HarnessUnusable(f"{self.name} {self.version} is not installed; run: gyre harness install {self.name}")
 
     def launch(self, context: LaunchContext) -> LaunchPlan:
         thin = context.choice.client == "thin"

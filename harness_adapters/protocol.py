@@ -69,6 +69,12 @@ class HarnessAdapter(Protocol):
     name: str
     version: str
     """The exact version this adapter was made for."""
+    dialect: str
+    """What it speaks to the model: chat, responses, messages, or any."""
+
+    def installed(self, harness_root: Path) -> bool:
+        """Whether the pinned version is there, whole."""
+        ...
 
     def install(self, harness_root: Path) -> None:
         """Install the pinned version below `harness_root`; does nothing if it is there. Raises HarnessUnusable."""

@@ -1,43 +1,34 @@
-"""qwen-code 0.24.4, unmodified: OpenAI chat, streamed."""
+"""qwen-code 0.24.4, unmodified: OpenAI chat, streamed.
+
+No header tells its agents apart. Only the main agent has the tool that reads the goal of the session; a summary is
+asked for without tools, by a last message that names the tag its answer must have; anything else without tools is a
+side call. A sub-agent's summary reads like the main agent's and counts as one.
+"""
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from harness_adapters.choices import checked
+from harness_adapters.events import events, text_of
 from harness_adapters.generic import BASE_ENVIRONMENT
-from harness_adapters.node_environment import NodeEnvironment, node
+from harness_adapters.node_environment import node
+from harness_adapters.node_harness import INSTRUCTION, PATIENT_MS, PATIENT_RETRIES, NodeHarness
 from harness_adapters.protocol import CallRole, HarnessOutcome, LaunchContext, LaunchPlan
-from workflows.messages.burst import HarnessChoice
-from workflows.messages.errors import HarnessUnusable
 from workflows.messages.execution import EndReason
 
-_SETTINGS = {"context_tokens": int}
-_INSTRUCTION = "instruction.md"
-_PATIENT_MS = 86_400_000
+_MAIN_TOOL, _SUMMARY_TAG = "get_goal", "<state_snapshot>"
 
 
-class QwenCode:
-    """Settings: `context_tokens`."""
+class QwenCode(NodeHarness):
+    """Settings: `context_tokens`, what it takes the policy's context to be; `max_turns`."""
 
     name = "qwen-code"
     version = "0.24.4"
     dialect = "chat"
-
-    def environment_of(self, harness_root: Path) -> NodeEnvironment:
-        return NodeEnvironment(harness_root / self.name, f"harness-{self.name}")
-
-    def install(self, harness_root: Path) -> None:
-        self.environment_of(harness_root).install()
-
-    def check(self, choice: HarnessChoice, harness_root: Path) -> None:
-        checked(choice, _SETTINGS)
-        if not self.environment_of(harness_root).is_current():
-            raise HarnessUnusable(f"{self.name} {self.version} is not installed; run: gyre harness install {self.name}")
+    settings = {"context_tokens": int, "max_turns": int}
 
     def launch(self, context: LaunchContext) -> LaunchPlan:
-        settings = checked(context.choice, _SETTINGS)
+        chosen = self.chosen(context.choice)
         written = {
             "privacy": {"usageStatisticsEnabled": False},
             "telemetry": {"enabled": False},
@@ -45,14 +36,16 @@ class QwenCode:
             "security": {"auth": {"selectedType": "openai"}},
             "model": {
                 "generationConfig": {
-                    "timeout": _PATIENT_MS,
-                    "maxRetries": 20,
-                    "contextWindowSize": settings.get("context_tokens", context.context_tokens),
+                    "timeout": PATIENT_MS,
+                    "maxRetries": PATIENT_RETRIES,
+                    "contextWindowSize": chosen.get("context_tokens", context.context_tokens),
                 }
             },
         }
         program = self.environment_of(context.harness_root).package("@qwen-code/qwen-code") / "cli.js"
         flags = ["--auth-type", "openai", "-m", context.model, "--approval-mode", "yolo", "-o", "stream-json"]
+        if "max_turns" in chosen:
+            flags += ["--max-session-turns", str(chosen["max_turns"])]
         return LaunchPlan(
             argv=(node(), str(program), *flags),
             environment={
@@ -62,15 +55,36 @@ class QwenCode:
                 "OPENAI_API_KEY": context.token,
                 "OPENAI_MODEL": context.model,
                 "QWEN_CODE_NO_RELAUNCH": "true",
+                "QWEN_CODE_SUPPRESS_YOLO_WARNING": "1",
+                "QWEN_CODE_MAX_OUTPUT_TOKENS": str(context.output_tokens),
                 "DO_NOT_TRACK": "1",
             },
-            files={".qwen/settings.json": json.dumps(written), _INSTRUCTION: context.instruction},
-            stdin=_INSTRUCTION,
+            files={".qwen/settings.json": json.dumps(written), INSTRUCTION: context.instruction},
+            stdin=INSTRUCTION,
             cwd=context.workspace,
         )
 
     def outcome(self, context: LaunchContext, exit_code: int | None) -> HarnessOutcome:
-        return HarnessOutcome(end=EndReason.EXITED)
+        """By the last result in its event stream."""
+        result: dict[str, Any] = {}
+        for event in events(context.stdout):
+            if event.get("type") == "result":
+                result = event
+        if not result:
+            return HarnessOutcome(end=EndReason.CRASHED, detail=f"it left no result; exit code {exit_code}")
+        if result.get("subtype") == "success" and not result.get("is_error"):
+            return HarnessOutcome(end=EndReason.SUBMITTED)
+        said = str((result.get("error") or {}).get("message") or result.get("subtype") or "")[:2000]
+        if result.get("subtype") == "error_max_turns":
+            return HarnessOutcome(end=EndReason.CALL_LIMIT, detail=said)
+        return HarnessOutcome(end=EndReason.EXITED if "context length" in said else EndReason.CRASHED, detail=said)
 
     def role_of(self, headers: Mapping[str, str], body: Mapping[str, Any]) -> CallRole:
-        return CallRole.MAIN
+        tools = body.get("tools")
+        if tools:
+            names = {(tool.get("function") or {}).get("name") for tool in tools if isinstance(tool, dict)}
+            return CallRole.MAIN if _MAIN_TOOL in names else CallRole.SUB_AGENT
+        messages = body.get("messages")
+        last = messages[-1] if isinstance(messages, list) and messages else {}
+        asked = text_of(last.get("content")) if isinstance(last, dict) else ""
+        return CallRole.MAIN_SUMMARY if _SUMMARY_TAG in asked else CallRole.SIDE

@@ -20,6 +20,7 @@ from infra.processes.relay import Relay
 from infra.processes.sandbox import Sandbox, receive_door
 
 _TRY_SECONDS = 20.0
+_OURS = (Path(__file__).parents[2], Path(sys.prefix), Path(sys.base_prefix))
 _CREDENTIALS = (".ssh", ".aws", ".azure", ".config", ".docker", ".gnupg", ".kube", ".netrc", ".npmrc", ".pypirc")
 _CREDENTIALS += (".git-credentials", ".bash_history", ".cache/huggingface/token")
 
@@ -59,16 +60,25 @@ class Isolation:
     network: bool = False
     reason: str = ""
 
+    @property
+    def words(self) -> str:
+        """What holds, for people."""
+        held = [name for name in ("files", "processes", "network") if getattr(self, name)]
+        return f"{', '.join(held)} of a harness are its own" if held else "harnesses are not isolated"
+
     def sandbox(
         self,
         *,
         writable: tuple[Path, ...],
         temporary: Path,
         hidden: tuple[Path, ...] = (),
-        visible: tuple[Path, ...] = (),
+        needed: tuple[Path, ...] = (),
         proxy: tuple[str, int] | None = None,
     ) -> Sandbox | None:
-        """The strictest sandbox that works here; None if none does. `proxy`: host and port that stay reachable."""
+        """The strictest sandbox that works here; None if none does.
+
+        `needed`: folders that must be readable also if they lie in /tmp. `proxy`: host and port that stay reachable.
+        """
         if not self.files:
             return None
         host, port = proxy or ("", 0)
@@ -77,13 +87,21 @@ class Isolation:
             writable=tuple(map(str, writable)),
             temporary=str(temporary),
             hidden=tuple(map(str, (*credentials(), *hidden))),
-            visible=tuple(map(str, visible)),
+            visible=tuple(dict.fromkeys(str(path) for path in (*_OURS, *needed) if _in_tmp(path))),
             user_namespace=self.user_namespace,
             network=not self.network,
             door_port=port,
             behind_host=host,
             behind_port=port,
         )
+
+
+OPEN = Isolation(reason="not asked for")
+"""Nothing is kept from a harness."""
+
+
+def _in_tmp(path: Path) -> bool:
+    return path.is_relative_to("/tmp") and path != Path("/tmp") and path.exists()
 
 
 def credentials(home: Path | None = None) -> tuple[Path, ...]:
@@ -131,7 +149,7 @@ def _problem_with(attempt: Isolation) -> str:
         inside, outside = Path(folder) / "inside", Path(folder) / "outside"
         inside.mkdir()
         outside.mkdir()
-        sandbox = attempt.sandbox(writable=(inside,), temporary=inside, visible=(outside,), proxy=_address(behind))
+        sandbox = attempt.sandbox(writable=(inside,), temporary=inside, needed=(outside,), proxy=_address(behind))
         if sandbox is None:
             return "no sandbox"
         ports = (str(_address(behind)[1]), str(_address(other)[1]))

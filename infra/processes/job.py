@@ -11,6 +11,7 @@ import json
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from infra.processes.identity import ProcessIdentity
 from infra.processes.limits import ProcessLimits
@@ -48,8 +49,8 @@ class Job:
     def load(cls, folder: Path) -> "Job":
         data = json.loads((folder / "job.json").read_text())
         limits = ProcessLimits(**data.pop("limits"))
-        walls = data.pop("sandbox", None)
-        sandbox = walls and Sandbox(**{key: tuple(v) if isinstance(v, list) else v for key, v in walls.items()})
+        walls: dict[str, Any] | None = data.pop("sandbox", None)
+        sandbox = Sandbox.of(walls) if walls else None
         return cls(argv=tuple(data.pop("argv")), limits=limits, sandbox=sandbox, **data)
 
 

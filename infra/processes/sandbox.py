@@ -9,6 +9,7 @@ import socket
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from infra.processes.door import FAILED, OPEN
 
@@ -20,7 +21,7 @@ _OPENING_SECONDS = 30.0
 class Sandbox:
     """One command's sandbox. All paths absolute; a `hidden` folder that is not there is left out.
 
-    `visible` folders are shown, read-only, although they lie inside a hidden one. `temporary` is what /tmp is inside.
+    `temporary` is what /tmp is inside; `visible` folders of the real /tmp are shown there, read-only.
     With `network` the machine's own network is shared and `door_port` unused; else loopback `door_port` leads to
     `behind_host`:`behind_port`, or nowhere if it is 0.
     """
@@ -36,6 +37,14 @@ class Sandbox:
     behind_host: str = ""
     behind_port: int = 0
 
+    @classmethod
+    def of(cls, fields: dict[str, Any]) -> "Sandbox":
+        """As read back from JSON."""
+        values: dict[str, Any] = {}
+        for name, value in fields.items():
+            values[name] = tuple(value) if isinstance(value, list) else value
+        return cls(**values)
+
     def command(self, argv: tuple[str, ...], cwd: str, channel: int) -> tuple[str, ...]:
         """The command line that runs `argv` inside. `channel`: descriptor of the runner's socket, inherited."""
         port = 0 if self.network else self.door_port
@@ -49,13 +58,13 @@ class Sandbox:
         if not self.network:
             walls.append("--unshare-net")
         walls += ["--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--bind", self.temporary, "/tmp"]
+        for path in self.visible:
+            walls += ["--ro-bind", path, path]
         for path in self.hidden:
             if Path(path).is_dir():
                 walls += ["--tmpfs", path]
             elif Path(path).exists():
                 walls += ["--ro-bind", "/dev/null", path]
-        for path in self.visible:
-            walls += ["--ro-bind", path, path]
         for path in self.writable:
             walls += ["--bind", path, path]
         return walls

@@ -2,6 +2,7 @@
 
 import tomllib
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -34,6 +35,9 @@ class Fleet(Message):
     object_store_url: str = Field(default="", description="empty: a folder in the run folder")
     temporal: str = Field(default="dev", pattern="^(dev|environment)$", description="or TEMPORAL_* variables")
     harness_slots: int = Field(default=16, ge=1, description="harness processes at once")
+    isolation: Literal["auto", "off", "required"] = Field(
+        default="auto", description="of harnesses; auto: whatever this machine allows, which `gyre doctor` shows"
+    )
     task_sets: dict[str, str] = {"demo": "var/demo/tasks"}
     training_threads: int = Field(default=1, ge=1)
     weights_folder: str = Field(default="/dev/shm", description="memory-backed storage for published weights")

@@ -81,7 +81,7 @@ def test_a_wrong_setting_is_named(tmp_path, settings, field):
 
 
 def test_a_harness_that_is_not_installed(tmp_path):
-    with pytest.raises(HarnessUnusable, match=r"harness_adapters\.install mini-swe-agent"):
+    with pytest.raises(HarnessUnusable, match="gyre harness install mini-swe-agent"):
         MiniSweAgent().check(HarnessChoice(), tmp_path)
 
 

@@ -18,6 +18,7 @@ from activities.evaluation import EvaluationActivities
 from activities.harness import HarnessActivities, HarnessHost
 from activities.trajectories.processing import ProcessingActivities
 from infra.objects import ObjectStore
+from infra.processes.isolation import OPEN, Isolation, isolation_here
 from infra.processes.launch import Runners
 from infra.records.boots import next_boot
 from infra.records.database import open_database
@@ -28,6 +29,7 @@ from infra.temporal import connect
 from workers.harness_host.orphans import OrphanSweep
 from workers.registration import activities_of, interceptors
 from workflows.messages import ids
+from workflows.messages.errors import HarnessUnusable
 from workflows.steps import Queue
 
 SHORT_STEPS = 8
@@ -42,6 +44,7 @@ async def serve(run_dir: Path) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    isolation = isolation_for(manifest)
     engine = open_database(manifest.database_url, create=True)
     client = await connect(manifest)
     async with RoutingClient(manifest.proxy_admin_url, Secrets.of(run_dir).admin_key) as proxy:
@@ -52,6 +55,9 @@ async def serve(run_dir: Path) -> None:
             records=ExecutionRecords(engine),
             runners=Runners(Path(manifest.root)),
             proxy=proxy,
+            isolation=isolation,
+            hidden=(manifest.folder,),
+            context_tokens=manifest.fleet.context_tokens,
             keep_workspaces=manifest.fleet.keep_workspaces,
         )
         harness = HarnessActivities(host)
@@ -66,6 +72,18 @@ async def serve(run_dir: Path) -> None:
             with contextlib.suppress(asyncio.CancelledError):
                 await sweep
     engine.dispose()
+
+
+def isolation_for(manifest: RunManifest) -> Isolation:
+    """What the fleet asks for and this machine allows. Raises HarnessUnusable if it is required and does not hold."""
+    if manifest.fleet.isolation == "off":
+        return OPEN
+    here = isolation_here()
+    log = _log.info if here.network else _log.warning
+    log("isolation: %s%s", here.words, f" ({here.reason})" if here.reason else "")
+    if manifest.fleet.isolation == "required" and not here.network:
+        raise HarnessUnusable(f"the fleet requires isolation, and here {here.words}: {here.reason}")
+    return here
 
 
 @contextlib.asynccontextmanager
