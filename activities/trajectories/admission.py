@@ -106,15 +106,21 @@ def _left_out(request: AdmitGroup, row: ExecutionRow | None) -> str | None:
     if row.processed is None:
         return "not processed"
     processed = row.processed.processed
-    newest, oldest = processed.newest_version, processed.oldest_version
+    newest = processed.newest_version
     if row.dispatch_version > request.version or (newest is not None and newest > request.version):
         raise VersionMismatch(
             f"{row.execution} was dispatched at version {row.dispatch_version} and sampled up to {newest}, "
             f"newer than {request.version} at its admission"
         )
-    bound = request.training.max_staleness
-    age = request.version - (row.dispatch_version if oldest is None else oldest)
+    bound, age = request.training.max_staleness, _age(request, row)
     return f"stale: {age} versions old" if bound is not None and age > bound else None
+
+
+def _age(request: AdmitGroup, row: ExecutionRow) -> int:
+    """Versions from an execution's oldest target to the admission. One old token makes the whole execution old: its
+    reward belongs to all of it."""
+    oldest = None if row.processed is None else row.processed.processed.oldest_version
+    return request.version - (row.dispatch_version if oldest is None else oldest)
 
 
 def _targets(row: ExecutionRow | None) -> int:
@@ -124,6 +130,7 @@ def _targets(row: ExecutionRow | None) -> int:
 def _member(
     request: AdmitGroup, name: str, row: ExecutionRow | None, reason: str | None, advantage: float | None
 ) -> GroupMember:
+    processed = None if row is None or row.processed is None else row.processed.processed
     return GroupMember(
         execution=name,
         outcome=Outcome.NO_ARTIFACT if row is None or row.outcome is None else row.outcome,
@@ -132,6 +139,9 @@ def _member(
         target_tokens=_targets(row),
         left_out=reason,
         staleness=None if row is None else request.version - row.dispatch_version,
+        oldest_version=None if processed is None else processed.oldest_version,
+        newest_version=None if processed is None else processed.newest_version,
+        age=None if row is None else _age(request, row),
     )
 
 

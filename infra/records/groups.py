@@ -18,7 +18,8 @@ class GroupMember(Message):
     """One execution of a group, frozen at admission.
 
     `target_tokens` is |T_i|; `left_out` says why it is not valid, None if it is; `staleness` counts versions since it
-    was dispatched.
+    was dispatched. Its targets were sampled by `oldest_version` to `newest_version`; `age` counts versions since the
+    oldest of them, or since the dispatch if there is none: what the staleness bound is about.
     """
 
     execution: str
@@ -28,6 +29,9 @@ class GroupMember(Message):
     target_tokens: int
     left_out: str | None
     staleness: int | None
+    oldest_version: int | None = None
+    newest_version: int | None = None
+    age: int | None = None
 
 
 @dataclass(frozen=True)

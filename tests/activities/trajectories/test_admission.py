@@ -22,14 +22,15 @@ def make_group(engine: Engine, objects, host, environment, record_call, close, m
     processing = ProcessingActivities(engine, objects, host.proxy)
     task = make_task("true")
 
-    async def make(rewards, *, group: int = 0, tokens=None, version: int = 3) -> tuple[str, ...]:
+    async def make(rewards, *, group: int = 0, tokens=None, version: int = 3, spans=None) -> tuple[str, ...]:
         names = []
         for member, reward in enumerate(rewards):
             spec = make_spec(task, member=member).model_copy(update={"group": group})
             host.records.open(spec, token_sha256="x", workspace="")
             count = (tokens or [member + 1] * (member + 1))[member]
             if count:
-                record_call(spec, group, [7, 8], list(range(10, 10 + count)), spans=[[version, count]])
+                versions = spans[member] if spans else [[version, count]]
+                record_call(spec, group, [7, 8], list(range(10, 10 + count)), spans=versions)
             await environment().run(processing.process_execution, spec)
             close(spec, reward)
             names.append(execution_of(spec))
@@ -115,6 +116,16 @@ async def test_stale_executions_are_left_out_with_the_reason(make_group, admit, 
     assert (admitted.valid, admitted.no_signal) == (0, NoSignal.TOO_FEW_VALID)
     assert [member.left_out for member in members(engine, 1)] == ["stale: 2 versions old"] * 3
     assert [member.reward for member in members(engine, 1)] == [1.0, 0.0, 1.0]
+
+
+async def test_case_24_one_old_token_makes_an_execution_old(make_group, admit, engine):
+    """Spans of versions 3, 4, 3: its age is that of the oldest, whatever was sampled last."""
+    names = await make_group([1.0, 0.0, 1.0], spans=[[[5, 1]], [[3, 1], [4, 1]], [[5, 1], [4, 2]]])
+    admitted = await admit(request(names, max_staleness=1))
+    found = members(engine)
+    assert [member.left_out for member in found] == [None, "stale: 2 versions old", None]
+    assert [(one.oldest_version, one.newest_version, one.age) for one in found] == [(5, 5, 0), (3, 4, 2), (4, 5, 1)]
+    assert (admitted.valid, admitted.no_signal) == (2, NoSignal.EQUAL_REWARDS)
 
 
 async def test_negative_staleness_is_an_error(make_group, admit, engine):

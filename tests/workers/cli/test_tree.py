@@ -1,0 +1,133 @@
+"""`gyre tree` and `gyre explain`, over a run recorded by the product's own code."""
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from tests.workers.cli.recorded import BATCH, Recorded
+from workers.cli.explain import explain
+from workers.cli.explain_facts import explain_execution
+from workers.cli.tree import tree
+from workflows.messages.errors import InvalidInput
+
+
+@pytest.fixture
+def run(tmp_path: Path):
+    recorded = Recorded(tmp_path)
+    yield recorded
+    recorded.engine.dispose()
+
+
+def test_a_tree_in_the_terminal(run, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    tree("first/0000/00", run_dir=run.folder)
+    shown = capsys.readouterr().out
+    assert "main · start · 2 calls, 0 to 1" in shown
+    assert "main · edited history after" in shown
+    assert "side · side call" in shown
+    assert re.search(r"side calls are not trained", shown)
+    assert re.search(r"path 1 · \d+ targets", shown)
+    assert "candidate paths: 2" in shown
+    assert "message nodes: 7" in shown  # system, user, answer, and per path another user and answer
+    assert "expanded: 10" in shown
+
+
+def test_every_call_is_listed_when_asked(run, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    tree(run.name(1), run_dir=run.folder, turns=True)
+    assert re.search(r"1 · \d+ \+ \d+ tokens \(v2: 1, v3: \d+\) · path \d: \d+", capsys.readouterr().out)
+
+
+def test_a_tree_as_json_adds_up(run, capsys):
+    tree("first/0000/00", run_dir=run.folder, json_=True)
+    shown = json.loads(capsys.readouterr().out)
+    targets = sum(sum(call["trains"].values()) for branch in shown["branches"] for call in branch["calls"])
+    said = sum(
+        call["output_tokens"] for branch in shown["branches"] for call in branch["calls"] if call["role"] == "main"
+    )
+    assert targets == said == shown["figures"]["target tokens"]
+    assert [(branch["role"], branch["above"]) for branch in shown["branches"]] == [
+        ("main", None),
+        ("main", 0),
+        ("side", 0),
+    ]
+
+
+def test_the_page_is_whole_and_safe(run, tmp_path, capsys):
+    tree("first/0000/00", run_dir=run.folder, html=tmp_path / "tree.html", json_=True)
+    text = (tmp_path / "tree.html").read_text()
+    assert "https://" not in text
+    assert "http://" not in text
+    data = re.search(r"const shown = (\{.*\});", text)
+    assert data is not None
+    shown = json.loads(data[1])
+    texts = [call["prompt_text"] for branch in shown["branches"] for call in branch["calls"]]
+    assert any("Fix <b>it</b>, member 0." in text for text in texts)
+
+    class Tags(HTMLParser):
+        seen: list[str] = []
+
+        def handle_starttag(self, tag, attrs):
+            self.seen.append(tag)
+
+    parser = Tags()
+    parser.feed(text)
+    assert "b" not in parser.seen  # what agents say never becomes markup
+    capsys.readouterr()
+
+
+def test_an_unknown_execution_is_refused_with_those_there_are(run):
+    with pytest.raises(InvalidInput, match="no execution first/0009/00; there is cli/execution/first/0000/00"):
+        tree("first/0009/00", run_dir=run.folder)
+    with pytest.raises(InvalidInput, match="no execution %"):
+        tree("%", run_dir=run.folder)
+
+
+def answer(run, member: int = 0) -> tuple[bool, str]:
+    found = explain_execution(run.engine, run.objects, run.name(member))
+    return found.trained, found.why
+
+
+def test_an_execution_is_followed_into_the_gradient(run, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    assert answer(run) == (False, "its group is not admitted yet: other executions of it are open")
+    run.admit()
+    assert answer(run) == (False, "its group is ready and waits for a batch")
+    run.pack()
+    assert answer(run) == (False, f"{BATCH} is not committed yet")
+    run.commit()
+    trained, why = answer(run)
+    assert trained
+    assert re.fullmatch(
+        rf"(\d+) targets in 1 micro-step of {BATCH}, which took version 3 to 4, each with \+0.7071 / \1", why
+    )
+    explain("first/0000/00", run_dir=run.folder)
+    shown = capsys.readouterr().out
+    for part in ("repair, by made-up (thin), attempt 1", "wall_limit; scored, reward 1.0", "1 side, finished"):
+        assert part in shown
+    assert "rewards 1, 0, -; mean 0.5, deviation 0.7071" in shown
+    assert "dispatched at 2, admitted at 3, its oldest token 1 versions old" in shown
+    assert "attempt 1, cell 2, boot epoch 4" in shown
+    assert "main: start" in shown
+    assert "main: edited history" in shown
+
+
+def test_targets_are_told_call_by_call(run):
+    run.admit()
+    run.pack("flat")
+    found = explain_execution(run.engine, run.objects, run.name(0))
+    assert found.batch is not None
+    assert found.processed is not None
+    (step,) = found.batch.micro_steps
+    assert sum(step.calls.values()) == step.targets == found.processed.target_tokens == found.target_tokens
+    assert set(step.calls) == {"00-0", "00-1", "00-2"}
+    assert step.counted is None
+
+
+def test_a_failed_grader_and_an_old_execution_say_so(run):
+    run.admit(max_staleness=0)
+    assert answer(run, 2) == (False, "left out at admission: evaluator_failed")
+    assert answer(run, 0) == (False, "left out at admission: stale: 1 versions old")
