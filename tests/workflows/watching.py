@@ -11,31 +11,33 @@ from tests.workflows.world import FakeWorld
 
 @asynccontextmanager
 async def watching(world: FakeWorld) -> AsyncIterator[list[tuple[int, int, int]]]:
-    """Looks at the counters all the time: 0 <= f <= p <= d, and none ever falls."""
+    """(d, p, f) whenever they change: 0 <= f <= p <= d, and none ever falls. The last look is after the block."""
     seen: list[tuple[int, int, int]] = []
 
     async def look() -> None:
+        books = (await world.state()).accounts
+        now = (books.dispatched, books.launched, books.finished)
+        if not 0 <= now[2] <= now[1] <= now[0]:
+            world.problem(f"counters out of order: d, p, f = {now}")
+        if seen and any(new < old for new, old in zip(now, seen[-1], strict=True)):
+            world.problem(f"counters fell from {seen[-1]} to {now}")
+        if not seen or now != seen[-1]:
+            seen.append(now)
+
+    async def keep_looking() -> None:
         while True:
             try:
-                books = (await world.state()).accounts
+                await look()
             except RPCError:  # no worker at the moment
                 await asyncio.sleep(0.2)
-                continue
-            now = (books.dispatched, books.launched, books.finished)
-            if not 0 <= now[2] <= now[1] <= now[0]:
-                world.problem(f"counters out of order: d, p, f = {now}")
-            if seen and any(new < old for new, old in zip(now, seen[-1], strict=True)):
-                world.problem(f"counters fell from {seen[-1]} to {now}")
-            if not seen or now != seen[-1]:
-                seen.append(now)
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.1)
 
-    task = asyncio.create_task(look())
+    task = asyncio.create_task(keep_looking())
     try:
         yield seen
-        await asyncio.sleep(0.1)
         if task.done():
             task.result()
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+    await look()
