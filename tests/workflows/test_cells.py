@@ -5,7 +5,11 @@ import asyncio
 import pytest
 from temporalio.client import WorkflowUpdateFailedError
 
+from infra.settings.fleet import Fleet
 from tests.workflows.world import FakeWorld
+from workers.supervisor.hints import resume_command
+from workers.supervisor.run_folder import open_manifest
+from workflows import commands
 from workflows.messages import ids
 from workflows.messages.errors import EngineUnavailable, Fenced, StillHeld, VersionMismatch
 from workflows.messages.transition import Direction, Resolution, TransitionResult
@@ -79,6 +83,18 @@ async def test_after_release_it_parks_shows_the_command_and_goes_on_when_told(wo
         await world.handle(name).execute_update("resolve_step", Resolution.RETRY)
 
 
+async def test_the_command_that_is_shown_works_as_it_is(world: FakeWorld, temporal_address, tmp_path, monkeypatch):
+    manifest = open_manifest(Fleet(run=world.run), tmp_path / "run")
+    manifest = manifest.model_copy(update={"temporal_address": temporal_address})
+    monkeypatch.setattr(commands, "_template", resume_command(manifest, "{workflow_id}", anywhere=True))
+    world.faults.add("restore_training", error=Fenced("broken"))
+    burst = await world.start_burst()
+    (line,) = [line for line in (await parked(world, 0)).splitlines() if line.startswith("    ")]
+    typed = await asyncio.create_subprocess_shell(line, cwd=tmp_path, stdout=asyncio.subprocess.DEVNULL)
+    assert await typed.wait() == 0
+    assert (await burst.result()).version == 1
+
+
 async def test_an_aborted_transition_takes_the_cell_back_to_rollout(world: FakeWorld):
     world.faults.add("restore_training", error=Fenced("broken"))
     burst = await world.start_burst()
@@ -108,8 +124,7 @@ async def test_a_publish_that_keeps_kv(world: FakeWorld, fails):
     """Requests are paused in place; if the swap fails for good they are cut, and it is an ordinary publish."""
     if fails:
         world.faults.add("swap_weights", error=VersionMismatch("no"), times=None)
-    policy = {"hold_seconds": 0, "supply_fraction": 1.0}
-    burst = await world.start_burst(publish="keep_kv", policy=policy)
+    burst = await world.start_burst(publish="keep_kv", groups_per_step=1)  # too little for a second cell to join
     assert (await burst.result()).version == 1
     await world.until(world.all_serving)
     publishes = [report for report in world.transitions if report.direction is Direction.PUBLISH]
