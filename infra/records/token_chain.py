@@ -27,10 +27,11 @@ class TokenChain:
     def __len__(self) -> int:
         return self.shared + len(self.own)
 
-    def ids(self, end: int | None = None) -> Ids:
-        """The first `end` ids, or all. A new array."""
+    def ids(self, end: int | None = None, *, then: Sequence[int] | Ids = ()) -> Ids:
+        """The first `end` ids, or all, and `then` behind them. A new array."""
         wanted = len(self) if end is None else min(end, len(self))
-        whole = np.empty(wanted, dtype=np.int32)
+        whole = np.empty(wanted + len(then), dtype=np.int32)
+        whole[wanted:] = then
         link: TokenChain | None = self
         missing = wanted
         while link is not None and missing > 0:

@@ -8,7 +8,7 @@ import zstandard
 _LEVEL = 3
 
 
-def pack_ids(ids: Sequence[int]) -> bytes:
+def pack_ids(ids: Sequence[int] | np.ndarray) -> bytes:
     """int32 ids, any length, to a blob."""
     return zstandard.compress(np.asarray(ids, dtype="<i4").tobytes(), _LEVEL)
 

@@ -43,18 +43,22 @@ _WORDS = (
 
 @dataclass
 class SessionCost:
-    """One entry a call: tokens of its prompt, and milliseconds of reading, encoding and recording it."""
+    """One entry a call: tokens of its prompt, and milliseconds of reading it, of encoding it (finding what is known and
+    encoding what is new), of listing all its ids for an engine, and of recording it."""
 
     prompt_tokens: list[int] = field(default_factory=list)
     read_ms: list[float] = field(default_factory=list)
     encode_ms: list[float] = field(default_factory=list)
+    list_ms: list[float] = field(default_factory=list)
     record_ms: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class Figures:
-    """What the command prints. `*_last` and `*_short`: medians over `ROUNDS` rounds taken in turns; `late_over_early`:
-    encoding one of the last tenth of the calls over one of the first; bytes are per unique token."""
+    """What the command prints. `*_last` and `*_short`: medians over `ROUNDS` rounds taken in turns. `encode_added_ms`
+    and `list_added_ms`: what the long history adds to encoding, and to listing the ids for an engine; `added_cpu_ms`:
+    to both, in processor time. `late_over_early`: encoding one of the last tenth of the calls over one of the first.
+    Bytes are per unique token."""
 
     calls: int
     tokens: int
@@ -62,6 +66,8 @@ class Figures:
     encode_ms_short: float
     encode_ms_last: float
     encode_added_ms: float
+    list_added_ms: float
+    added_cpu_ms: float
     read_ms_short: float
     read_ms_last: float
     record_ms_p50: float
@@ -130,10 +136,12 @@ async def measure(
     for number in range(calls):
         request, cost_read = _timed(_read, session.body())
         prompt, cost_encode = _timed(history.prompt, tokenizer, request.messages, request.tools)
-        length = len(prompt.ids)
+        _, cost_list = _timed(getattr, prompt, "ids")
+        length = len(prompt)
         cost.prompt_tokens.append(length)
         cost.read_ms.append(cost_read)
         cost.encode_ms.append(cost_encode)
+        cost.list_ms.append(cost_list)
         if number == calls - 1:
             break
         share = (tokens - length) / (calls - 1 - number)
@@ -164,23 +172,27 @@ async def measure(
 def _figures(
     tokenizer: ChatTokenizer, session: Session, history: History, short: "tuple[Session, History]", cost: SessionCost
 ) -> dict[str, Any]:
-    encodes: dict[str, list[float]] = {"last": [], "short": []}
-    reads: dict[str, list[float]] = {"last": [], "short": []}
+    reads, encodes, lists, work = ({"last": [], "short": []} for _ in range(4))
     for _ in range(ROUNDS):
         for name, (talk, known) in (("last", (session, history)), ("short", short)):
             request, taken = _timed(_read, talk.body())
             reads[name].append(taken)
-            _, taken = _timed(known.prompt, tokenizer, request.messages, request.tools)
+            since = time.thread_time()
+            prompt, taken = _timed(known.prompt, tokenizer, request.messages, request.tools)
             encodes[name].append(taken)
-    last, quick = statistics.median(encodes["last"]), statistics.median(encodes["short"])
+            _, taken = _timed(getattr, prompt, "ids")
+            lists[name].append(taken)
+            work[name].append((time.thread_time() - since) * 1000)
     tenth = max(1, len(cost.encode_ms) // 10)
     return {
         "calls": len(cost.encode_ms),
         "tokens": cost.prompt_tokens[-1],
         "unique_tokens": cost.prompt_tokens[-1],
-        "encode_ms_short": quick,
-        "encode_ms_last": last,
-        "encode_added_ms": last - quick,
+        "encode_ms_short": statistics.median(encodes["short"]),
+        "encode_ms_last": statistics.median(encodes["last"]),
+        "encode_added_ms": _added(encodes),
+        "list_added_ms": _added(lists),
+        "added_cpu_ms": _added(work),
         "read_ms_short": statistics.median(reads["short"]),
         "read_ms_last": statistics.median(reads["last"]),
         "record_ms_p50": statistics.median(cost.record_ms),
@@ -188,6 +200,10 @@ def _figures(
         "late_over_early": statistics.median(cost.encode_ms[-tenth:])
         / statistics.median(cost.encode_ms[1 : 1 + tenth]),
     }
+
+
+def _added(samples: dict[str, list[float]]) -> float:
+    return statistics.median(samples["last"]) - statistics.median(samples["short"])
 
 
 def _short_session(tokenizer: ChatTokenizer, new: list[dict[str, Any]]) -> tuple[Session, History]:

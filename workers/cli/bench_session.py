@@ -58,9 +58,11 @@ def draw(cost: SessionCost, path: Path) -> None:
     from matplotlib import pyplot
 
     tokens, each = np.asarray(cost.prompt_tokens), np.asarray(cost.encode_ms)
-    total = each.cumsum() / 1000
+    total, listed = each.cumsum() / 1000, np.asarray(cost.list_ms)
     figure, (one, all_) = pyplot.subplots(1, 2, figsize=(9, 3.6))
-    one.plot(tokens, each, ".", markersize=3)
+    one.plot(tokens, each, ".", markersize=3, label="find what is known, encode what is new")
+    one.plot(tokens, listed, ".", markersize=2, color="0.6", label="list all ids for the engine")
+    one.legend()
     one.set_ylim(0, max(60.0, float(np.percentile(each, 99)) * 1.2))
     one.set_ylabel("ms to encode one call")
     all_.plot(tokens, total, linewidth=2, label="measured")

@@ -79,7 +79,7 @@ class Broker:
         if execution.history is None:
             await self._read_back(execution)
         history = execution.history or History()
-        return len(history.prompt(self._tokenizer, request.messages, request.tools).ids)
+        return len(history.prompt(self._tokenizer, request.messages, request.tools))
 
     def delivered(self, execution: LiveExecution, call: LiveCall) -> None:
         """A client has received the answer to its last byte."""
@@ -106,7 +106,7 @@ class Broker:
         registration, history = execution.registration, execution.history or History()
         prompt = history.prompt(self._tokenizer, request.messages, request.tools)
         sampling = registration.sampling
-        budget = output_budget(len(prompt.ids), request.asked_tokens, sampling.max_call_tokens, self._context)
+        budget = output_budget(len(prompt), request.asked_tokens, sampling.max_call_tokens, self._context)
         call = LiveCall(
             call=uuid.uuid4().hex,
             execution=execution.name,
@@ -122,7 +122,7 @@ class Broker:
         )
         execution.next_sequence += 1
         execution.running[request.sha256] = call
-        self._metrics.tokens.labels("prompt").inc(len(prompt.ids))
+        self._metrics.tokens.labels("prompt").inc(len(prompt))
         self._metrics.tokens.labels("prompt_reused").inc(prompt.shared)
         if prompt.fork_reason is not None:
             self._metrics.forks.labels(prompt.fork_reason).inc()
@@ -231,7 +231,7 @@ class Broker:
         await self._recorder.flush()
         known = await asyncio.to_thread(self._row, name)
         turn = (execution.history or History()).turn(name)
-        prompt = Prompt(turn.prompt.tolist(), known.parent_call, known.shared_tokens, known.fork_reason)
+        prompt = Prompt(turn, turn.prompt_length, (), known.parent_call, known.shared_tokens, known.fork_reason)
         so_far = Continuation(prompt.ids, max(1, len(turn.output)))
         so_far.ids.extend(turn.output.tolist())
         so_far.logprobs.extend(unpack_logprobs(known.output_logprobs))

@@ -15,11 +15,13 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from infra.records.calls import RecordedCall
+from infra.records.token_chain import Ids, TokenChain
 from infra.tokenizer import ChatTokenizer, canonical
 from infra.tokenizer.conversation import reasoning
 from infra.tokenizer.increment import Beginning, Setting
@@ -43,18 +45,41 @@ class ForkReason(StrEnum):
     HISTORY = "history"  # the harness changed, dropped or inserted other messages
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Prompt:
-    """Ids of a request. The first `shared` are those of `parent`; `fork_reason` says why not all of the parent's.
+    """Input ids of a request: the first `kept` of `base`, then `added`; as long as `len` says, put together when they
+    are asked for. The first `shared` are those of call `parent`; `fork_reason` says why not all of the parent's.
 
     `place`: where its messages are; None for a prompt that is only read back.
     """
 
-    ids: list[int]
+    base: TokenChain | None
+    kept: int
+    added: Sequence[int] | Ids
     parent: str | None
     shared: int
     fork_reason: str | None
     place: Place | None = None
+
+    def __len__(self) -> int:
+        return self.kept + len(self.added)
+
+    @cached_property
+    def ids(self) -> list[int]:
+        """All of them, for an engine."""
+        return self._whole().tolist()
+
+    @property
+    def own(self) -> Ids:
+        """Those behind the shared ones: what a record keeps."""
+        if self.shared >= self.kept:
+            return np.asarray(self.added[self.shared - self.kept :], dtype=np.int32)
+        return self._whole()[self.shared :]
+
+    def _whole(self) -> Ids:
+        if self.base is None:
+            return np.asarray(self.added, dtype=np.int32)
+        return self.base.ids(self.kept, then=self.added)
 
     def record_key(self, answer: Mapping[str, Any] | None = None) -> str:
         """Stands for the request's messages (32 hexadecimal digits), and with its answer (32 more), in every process:
@@ -95,7 +120,7 @@ class History:
                 if found is not None:
                     return found
                 rewritten = True
-        ids = tokenizer.render_forms(place.forms(0, len(place)), setting)
+        ids = np.asarray(tokenizer.render_forms(place.forms(0, len(place)), setting), dtype=np.int32)
         if rewritten:
             reason = ForkReason.TEMPLATE
         else:
@@ -111,17 +136,16 @@ class History:
             raise ValueError("this prompt was read back")
         form = canonical(answer)
         thinks = tokenizer.has_reasoning(output)
-        tail = np.asarray(prompt.ids[prompt.shared :], dtype=np.int32)
         turn = self._turns.add(
             call,
             prompt.parent,
             prompt.shared,
-            np.concatenate([tail, np.asarray(output, dtype=np.int32)]),
-            prompt_length=len(prompt.ids),
+            np.concatenate([prompt.own, np.asarray(output, dtype=np.int32)]),
+            prompt_length=len(prompt),
             thinks=thinks,
             thought=_digest(reasoning(form)),
         )
-        node = MessageTree.grow(prompt.place)
+        node = self._tree.grow(prompt.place)
         self._asked[node.key] = turn
         forms = [form]
         if form["content"] and not form["content"].strip():
@@ -196,7 +220,7 @@ class History:
         added = tokenizer.behind_answer(self._beginning(place, count - 1), kind, turn.output.tolist(), new, setting)
         if added is None:
             return None
-        return Prompt([*turn.ids().tolist(), *added], turn.call, len(turn), None, place)
+        return Prompt(turn, len(turn), added, turn.call, len(turn), None, place)
 
     def _behind_prompt(
         self, tokenizer: ChatTokenizer, place: Place, count: int, rewritten: bool, setting: Setting
@@ -204,28 +228,26 @@ class History:
         turn = self._asked[place.key(count)]
         if count == len(place):
             reason = ForkReason.TEMPLATE if rewritten else ForkReason.SAMPLED_AGAIN
-            return Prompt(turn.prompt.tolist(), turn.call, turn.prompt_length, reason, place)
+            return Prompt(turn, turn.prompt_length, (), turn.call, turn.prompt_length, reason, place)
         new = place.forms(count, len(place))
         found = tokenizer.behind_prompt(self._beginning(place, count), new, setting)
         if found is None:
             return None
         dropped, added = found
-        kept = turn.prompt.tolist()
-        if dropped and kept[-len(dropped) :] != dropped:
+        kept = turn.prompt_length - len(dropped)
+        if turn.prompt[kept:].tolist() != dropped:
             return None
-        kept = kept[: len(kept) - len(dropped)]
         reason = ForkReason.TEMPLATE if rewritten else self._changed(place)
-        return self._forked([*kept, *added], turn, len(kept), reason, place)
+        return self._forked(turn.ids(kept, then=added), turn, kept, reason, place)
 
-    def _forked(self, ids: list[int], start: Turn | None, agreed: int, reason: ForkReason, place: Place) -> Prompt:
-        closest, shared = self._turns.closest(np.asarray(ids, dtype=np.int32), start, agreed)
+    def _forked(self, whole: Ids, start: Turn | None, agreed: int, reason: ForkReason | None, place: Place) -> Prompt:
+        closest, shared = self._turns.closest(whole, start, agreed)
         if closest is None:
-            if not len(self._turns):
-                return Prompt(ids, None, 0, None, place)
-            return Prompt(ids, None, 0, reason if reason is ForkReason.TOOLS else ForkReason.NEW_ROOT, place)
-        if shared == len(closest) and shared < len(ids):
-            return Prompt(ids, closest.call, shared, None, place)  # written differently, and yet the very same ids
-        return Prompt(ids, closest.call, shared, reason, place)
+            named = reason if reason is ForkReason.TOOLS else ForkReason.NEW_ROOT
+            return Prompt(None, 0, whole, None, 0, named if len(self._turns) else None, place)
+        if shared == len(closest) and shared < len(whole):
+            reason = None  # written differently, and yet the very same ids
+        return Prompt(closest, shared, whole[shared:], closest.call, shared, reason, place)
 
     def _changed(self, place: Place) -> ForkReason:
         """Who is at the first message that is not known."""

@@ -17,6 +17,8 @@ from infra.tokenizer.conversation import meaning
 from infra.tokenizer.outline import EMPTY, Kind, Outline, kind_of
 
 KEY_BYTES = 16
+_REMEMBERED_PATHS = 4
+"""Conversations whose nodes are kept in a row: an agent and the sub-agents that talk at the same time."""
 _TRIED = 8
 """Branches compared by equality before keys are; a conversation seldom goes on in more than two ways."""
 
@@ -50,6 +52,15 @@ class NewMessage:
     form: dict[str, Any]
     key: bytes
     kind: Kind
+
+
+@dataclass(frozen=True)
+class Path:
+    """The nodes of one conversation from the root on, and their messages, to be compared in one go."""
+
+    nodes: list[Node]
+    messages: list[Mapping[str, Any] | None]
+    plain: bool
 
 
 @dataclass
@@ -100,6 +111,7 @@ class MessageTree:
 
     def __init__(self) -> None:
         self._roots: list[tuple[Any, Node]] = []
+        self._paths: list[Path] = []
 
     def has_only_others(self, place: Place) -> bool:
         """Whether nothing is known with the tools of this place, but something is with others."""
@@ -110,8 +122,9 @@ class MessageTree:
     ) -> Place:
         """Find a request's messages. `thought`: whether the answer with that key had reasoning, None if no answer has
         it; that outranks what the harness still shows. Raises InvalidRequest for a message without canonical form."""
-        place = Place(messages, [self._root(tools)])
-        for index, message in enumerate(messages):
+        place = Place(messages, self._start(self._root(tools), messages))
+        for index in range(len(place), len(messages)):
+            message = messages[index]
             node = place.known[-1]
             found = None if place.new else self._equal(node, message)
             if found is None:
@@ -128,13 +141,22 @@ class MessageTree:
             place.known.append(found)
         return place
 
-    @staticmethod
-    def grow(place: Place) -> Node:
+    def grow(self, place: Place) -> Node:
         """Make nodes for what is new in a place; its last node."""
-        node = place.known[-1]
+        nodes = [*place.known]
         for new in place.new:
-            node = branch(node, new.key, new.message, new.kind)
-        return node
+            nodes.append(branch(nodes[-1], new.key, new.message, new.kind))
+        kept = [path for path in self._paths if path.nodes[-1] not in nodes][1 - _REMEMBERED_PATHS :]
+        self._paths = [*kept, Path(nodes, [node.message for node in nodes[1:]], all(node.plain for node in nodes))]
+        return nodes[-1]
+
+    def _start(self, root: Node, messages: Sequence[Mapping[str, Any]]) -> list[Node]:
+        """The nodes of a conversation that these messages go on with word for word, else the root alone."""
+        for path in reversed(self._paths):
+            count = len(path.messages)
+            if path.nodes[0] is root and path.plain and path.messages == messages[:count]:
+                return [*path.nodes]
+        return [root]
 
     @staticmethod
     def _equal(node: Node, message: Any) -> Node | None:
