@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from infra.engine import EngineClient
+from infra.engine.fingerprint import engine_checksums, verify_weights
 from infra.ports import free_ports
 from tests.infra.tokenizer.conftest import write_folder
 from tests.workers.cell.rollout.tiny_model import VOCABULARY, write_tiny_model
@@ -104,6 +105,43 @@ async def test_a_move_in_mid_generation_is_not_seen(real):
     assert 0 < first["output_tokens"] < len(moved.output_ids)
     assert first["output_tokens"] + second["output_tokens"] == len(moved.output_ids)
     assert moved.version_spans == ((1, len(moved.output_ids)),)
+
+
+async def test_a_publish_under_a_running_request(real, servers, policy, tmp_path_factory):
+    """`publish: keep_kv`: paused in place, updated, verified, and the same request goes on over the KV it holds."""
+    message, _ = await endless(real)
+    newer = write_folder(tmp_path_factory.mktemp("newer") / "policy")
+    weights = write_tiny_model(newer, seed=1)
+    older = write_folder(tmp_path_factory.mktemp("older") / "policy")
+    write_tiny_model(older)
+    await real.door(1, open_door=False)
+    body = {"messages": [message], "max_tokens": BUDGET, "stream": True}
+    async with EngineClient(servers[0].parameters.url, vocabulary=VOCABULARY, admin_key=KEY) as engine:
+        asking = asyncio.create_task(real.client.post("/x/token-0/v1/chat/completions", json=body))
+        while (await engine.loads()).running == 0:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.1)
+        await real.door(0, open_door=False, version=4)
+        await engine.pause("in_place")
+        await engine.update_weights_from_disk(str(newer), "4", flush_cache=False)
+        verify_weights(await engine.weights_checksum(), engine_checksums(weights, tied_embeddings=True))
+        await engine.resume()
+        await real.door(0, version=4)
+        _, done = sse((await asking).text)
+        assert done
+        call = (await real.calls(0))[-1]
+        (first, said), (second, rest) = call.version_spans
+        assert (first, second) == (1, 4)
+        assert 0 < said < len(call.output_ids) == said + rest
+        (segment,) = real.segments(call)
+        assert (segment["version"], segment["mixed_kv_tokens"]) == (1, rest)
+        assert all(value <= 0 for value in call.output_logprobs)
+        # KV of the old weights, or of both, is nobody else's.
+        await real.ask(message, token="token-2", max_tokens=2)
+        (fresh,) = real.segments((await real.calls(2))[-1])
+        assert (fresh["version"], fresh["cached_tokens"], fresh["mixed_kv_tokens"]) == (4, 0, 0)
+        await engine.update_weights_from_disk(str(older), "1")
+    await real.door(0, version=1)
 
 
 async def test_turns_reuse_the_engines_cache(real):
