@@ -48,6 +48,14 @@ class ProxyAdmin(Protocol):
     async def end_execution(self, execution: str) -> None: ...
 
 
+class Beat(Protocol):
+    """Told at every look at a running harness; knows whether a cancellation is meant for it."""
+
+    def __call__(self) -> None: ...
+
+    def must_stop(self) -> bool: ...
+
+
 @dataclass(frozen=True)
 class HarnessHost:
     """Where this host keeps things and whom it talks to. `proxy_url`: the model endpoint, no slash at the end.
@@ -92,6 +100,10 @@ class HarnessActivities:
 
         Raises InvalidTask, InvalidSpec and HarnessUnusable for what can never run, Fenced for a closed execution.
         """
+        return await self.prepare(spec)
+
+    async def prepare(self, spec: ExecutionSpec) -> PreparedWorkspace:
+        """`prepare_workspace` outside an activity."""
         host, folder = self._host, ExecutionFolder.of(self._host.workspaces, spec)
         host.adapter(spec.harness.name).check(spec.harness, host.harness_root)
         token = await asyncio.to_thread(self._lay_out, spec, folder)
@@ -131,7 +143,11 @@ class HarnessActivities:
 
         Raises Fenced when the execution was never prepared or is closed, StillHeld if its processes cannot be ended.
         """
-        folder, beat = ExecutionFolder.of(self._host.workspaces, spec), Heartbeat()
+        return await self.run(spec, Heartbeat())
+
+    async def run(self, spec: ExecutionSpec, beat: Beat) -> HarnessRun:
+        """`run_harness` outside an activity."""
+        folder = ExecutionFolder.of(self._host.workspaces, spec)
         try:
             result = await self._run_to_end(spec, folder, beat)
         except asyncio.CancelledError:
@@ -145,7 +161,7 @@ class HarnessActivities:
         outcome = self._outcome(spec, folder, run, result) if result.end == "exited" else None
         return harness_run(result, outcome, model_calls=row.model_calls, call_limit=spec.limits.model_calls)
 
-    async def _run_to_end(self, spec: ExecutionSpec, folder: ExecutionFolder, beat: Heartbeat) -> Result:
+    async def _run_to_end(self, spec: ExecutionSpec, folder: ExecutionFolder, beat: Beat) -> Result:
         while True:
             row = await self._row(spec)
             if row.closed_at is not None:

@@ -11,6 +11,7 @@ from typing import Any
 from harness_adapters.protocol import CallRole
 from workers.proxy.call import Grammar, ModelRequest
 from workers.proxy.dialect import wire
+from workers.proxy.dialect.responses_tools import Offered, offered
 from workers.proxy.dialect.texts import joined, parts_of
 from workflows.messages.errors import InvalidRequest
 
@@ -22,12 +23,6 @@ _SAMPLING = (
 _READ = ("input", "instructions", "tool_choice", "parallel_tool_calls", "top_logprobs", "text")
 _ECHO = ("instructions", "metadata", "parallel_tool_calls", "tool_choice", "max_output_tokens")
 _LOGPROBS = "message.output_text.logprobs"
-_CUSTOM_INPUT = {
-    "type": "object",
-    "properties": {"input": {"type": "string"}},
-    "required": ["input"],
-    "additionalProperties": False,
-}
 
 
 def _params() -> Any:
@@ -52,31 +47,31 @@ def parse(raw: Any, headers: Mapping[str, str], role: CallRole = CallRole.MAIN) 
             raise InvalidRequest("nothing is stored here: send the whole conversation as input", field=name)
     if body.get("top_logprobs"):
         raise InvalidRequest("only the sampled token's log-prob is kept: 0 is supported", field="top_logprobs")
-    tools, customs, unserved = _tools(body.get("tools"))
+    tools = offered(body.get("tools"))
     allowed = _calls_allowed(body.get("tool_choice"))
     grammar = _grammar(body.get("text"))
-    if grammar is not None and tools and allowed:
+    if grammar is not None and tools.served and allowed:
         raise InvalidRequest("cannot be combined with tools", field="text.format")
     requested = {name: body[name] for name in _SAMPLING if name in body}
-    if unserved:
-        requested["unserved_tools"] = unserved
+    if tools.unserved:
+        requested["unserved_tools"] = list(tools.unserved)
     return ModelRequest(
         dialect=NAME,
         model=str(body.get("model") or ""),
-        messages=[*_instructions(body.get("instructions")), *_conversation(body.get("input"))],
+        messages=[*_instructions(body.get("instructions")), *_conversation(body.get("input"), tools)],
         stops=(),
         asked_tokens=wire.budget_of(body, "max_output_tokens"),
         stream=body.get("stream") is True,
         include_usage=True,
         requested=requested,
         sha256=wire.identity(body, headers),
-        tools=tools,
+        tools=list(tools.served) or None,
         grammar=grammar,
         role=role,
-        calls_allowed=allowed and bool(tools),
+        calls_allowed=allowed and bool(tools.served),
         single_call=body.get("parallel_tool_calls") is False,
         logprobs=_LOGPROBS in (body.get("include") or []),
-        echo={name: body[name] for name in _ECHO if name in body} | {"customs": customs},
+        echo={name: body[name] for name in _ECHO if name in body} | {"tools": tools},
     )
 
 
@@ -93,7 +88,7 @@ def _instructions(text: Any) -> list[dict[str, Any]]:
     return [{"role": "system", "content": text}] if text else []
 
 
-def _conversation(given: Any) -> list[dict[str, Any]]:
+def _conversation(given: Any, tools: Offered) -> list[dict[str, Any]]:
     if isinstance(given, str) and given:
         return [{"role": "user", "content": given}]
     if not isinstance(given, list) or not given:
@@ -102,11 +97,11 @@ def _conversation(given: Any) -> list[dict[str, Any]]:
     for i, item in enumerate(given):
         if not isinstance(item, Mapping):
             raise InvalidRequest("an object is expected", field=f"input.{i}")
-        _add(result, item, f"input.{i}")
+        _add(result, item, f"input.{i}", tools)
     return result
 
 
-def _add(result: list[dict[str, Any]], item: Mapping[str, Any], field: str) -> None:
+def _add(result: list[dict[str, Any]], item: Mapping[str, Any], field: str, tools: Offered) -> None:
     kind = item.get("type") or "message"
     if kind == "message":
         role = item.get("role")
@@ -125,7 +120,7 @@ def _add(result: list[dict[str, Any]], item: Mapping[str, Any], field: str) -> N
         if thought:
             turn["reasoning_content"] = turn.get("reasoning_content", "") + thought
     elif kind in ("function_call", "custom_tool_call"):
-        _turn(result).setdefault("tool_calls", []).append(_call(item, kind, field))
+        _turn(result).setdefault("tool_calls", []).append(_call(item, kind, field, tools))
     elif kind in ("function_call_output", "custom_tool_call_output"):
         text = joined(item.get("output"), f"{field}.output", "\n")
         result.append({"role": "tool", "tool_call_id": str(item.get("call_id") or ""), "content": text})
@@ -140,7 +135,7 @@ def _turn(result: list[dict[str, Any]]) -> dict[str, Any]:
     return result[-1]
 
 
-def _call(item: Mapping[str, Any], kind: str, field: str) -> dict[str, Any]:
+def _call(item: Mapping[str, Any], kind: str, field: str, tools: Offered) -> dict[str, Any]:
     name = item.get("name")
     if not isinstance(name, str) or not name:
         raise InvalidRequest("a call needs a name", field=f"{field}.name")
@@ -151,32 +146,8 @@ def _call(item: Mapping[str, Any], kind: str, field: str) -> dict[str, Any]:
     return {
         "id": str(item.get("call_id") or ""),
         "type": "function",
-        "function": {"name": name, "arguments": arguments},
+        "function": {"name": tools.name_of(item.get("namespace"), name), "arguments": arguments},
     }
-
-
-def _tools(tools: Any) -> tuple[list[Mapping[str, Any]] | None, list[str], list[str]]:
-    """Tools of the harness as functions, the names of its free-form ones, and the kinds that only the real API runs.
-
-    A free-form tool becomes a function with one text, `input`.
-    """
-    served: list[Mapping[str, Any]] = []
-    customs: list[str] = []
-    unserved: list[str] = []
-    for i, tool in enumerate(tools or []):
-        kind = tool.get("type") if isinstance(tool, Mapping) else None
-        if kind == "function":
-            served.append(
-                wire.function_tool(tool.get("name"), tool.get("description"), tool.get("parameters"), f"tools.{i}")
-            )
-        elif kind == "custom":
-            served.append(wire.function_tool(tool.get("name"), tool.get("description"), _CUSTOM_INPUT, f"tools.{i}"))
-            customs.append(tool["name"])
-        elif isinstance(kind, str):
-            unserved.append(kind)
-        else:
-            raise InvalidRequest("a tool with a type is expected", field=f"tools.{i}")
-    return served or None, customs, unserved
 
 
 def _calls_allowed(choice: Any) -> bool:

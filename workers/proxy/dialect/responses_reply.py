@@ -13,6 +13,7 @@ from workers.proxy.answer import Event, Kind, merged
 from workers.proxy.call import CallError, LiveCall, ModelRequest
 from workers.proxy.dialect import chat, wire
 from workers.proxy.dialect.logprobs import Logprobs
+from workers.proxy.dialect.responses_tools import Offered
 from workflows.messages.errors import ContextOverflow, InvalidRequest
 
 OVERFLOW = "Your input exceeds the context window of this model. Please adjust your input and try again."
@@ -23,7 +24,8 @@ class Items:
     """The output items of a reply, as far as they are known."""
 
     def __init__(self, call: LiveCall, request: ModelRequest) -> None:
-        self._call, self._customs = call, frozenset(request.echo.get("customs", ()))
+        self._call = call
+        self._tools: Offered = request.echo.get("tools") or Offered()
         self.done: list[dict[str, Any]] = []
 
     def item_id(self, kind: Kind) -> str:
@@ -31,7 +33,7 @@ class Items:
         return f"{prefix}_{self._call.call[:24]}{len(self.done):04x}"
 
     def is_custom(self, name: str) -> bool:
-        return name in self._customs
+        return name in self._tools.customs
 
     def reasoning(self, item: str, text: str | None, status: str) -> dict[str, Any]:
         content = [] if text is None else [{"type": "reasoning_text", "text": text}]
@@ -42,7 +44,10 @@ class Items:
         return {"id": item, "type": "message", "role": "assistant", "content": content, "status": status}
 
     def function(self, item: str, index: int, name: str, arguments: str, status: str) -> dict[str, Any]:
-        common = {"id": item, "call_id": self._call.call_id(index), "name": name}
+        namespace, there = self._tools.homes.get(name, (None, name))
+        common: dict[str, Any] = {"id": item, "call_id": self._call.call_id(index), "name": there}
+        if namespace is not None:
+            common["namespace"] = namespace
         if self.is_custom(name):
             return {**common, "type": "custom_tool_call", "input": custom_input(arguments)}
         return {**common, "type": "function_call", "arguments": arguments, "status": status}
@@ -241,7 +246,7 @@ class ResponsesStream:
                 "type": "response.function_call_arguments.done",
                 **place,
                 "arguments": item["arguments"],
-                "name": self._name,
+                "name": item["name"],
             }
             return self._event("ResponseFunctionCallArgumentsDoneEvent", done)
         delta = {"type": "response.custom_tool_call_input.delta", **place, "delta": item["input"]}
