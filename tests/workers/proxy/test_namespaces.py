@@ -24,9 +24,3 @@ def test_functions_of_a_namespace_are_offered_and_called_back_by_both_names():
     items = Items(SimpleNamespace(call="c" * 32, call_id=lambda index: f"call_{index}"), asked)  # type: ignore[arg-type]
     assert items.function("fc_1", 0, "spawn", "{}", "completed")["namespace"] == "agents"
     assert "namespace" not in items.function("fc_2", 1, "shell", "{}", "completed")
-
-
-def test_a_namespace_without_functions_offers_nothing():
-    asked = responses.parse(body([{"type": "namespace", "name": "empty"}, {"type": "web_search"}]), {})
-    assert asked.tools is None
-    assert asked.requested["unserved_tools"] == ["web_search"]
