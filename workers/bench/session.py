@@ -43,11 +43,12 @@ _WORDS = (
 
 @dataclass
 class SessionCost:
-    """One entry a call: tokens of its prompt, and milliseconds of reading it, of encoding it (finding what is known and
-    encoding what is new), of listing all its ids for an engine, and of recording it."""
+    """One entry a call: tokens of its prompt, and milliseconds of reading it, of finding what is known of it, of encoding
+    what is new, of listing all its ids for an engine, and of recording it."""
 
     prompt_tokens: list[int] = field(default_factory=list)
     read_ms: list[float] = field(default_factory=list)
+    find_ms: list[float] = field(default_factory=list)
     encode_ms: list[float] = field(default_factory=list)
     list_ms: list[float] = field(default_factory=list)
     record_ms: list[float] = field(default_factory=list)
@@ -55,10 +56,10 @@ class SessionCost:
 
 @dataclass(frozen=True)
 class Figures:
-    """What the command prints. `*_last` and `*_short`: medians over `ROUNDS` rounds taken in turns. `encode_added_ms`
-    and `list_added_ms`: what the long history adds to encoding, and to listing the ids for an engine; `added_cpu_ms`:
-    to both, in processor time. `late_over_early`: encoding one of the last tenth of the calls over one of the first.
-    Bytes are per unique token."""
+    """What the command prints. `*_last` and `*_short`: medians over `ROUNDS` rounds taken in turns. `encode_ms`: finding
+    what is known and encoding what is new. `encode_added_ms` and `list_added_ms`: what the long history adds to that,
+    and to listing the ids for an engine; `added_cpu_ms`: to both, in processor time. `late_over_early`: encoding what is
+    new in one of the last tenth of the calls over one of the second tenth. Bytes are per unique token."""
 
     calls: int
     tokens: int
@@ -71,6 +72,7 @@ class Figures:
     read_ms_short: float
     read_ms_last: float
     record_ms_p50: float
+    find_total_seconds: float
     encode_total_seconds: float
     late_over_early: float
     memory_bytes_per_token: float
@@ -135,11 +137,13 @@ async def measure(
     length, made = 0, []
     for number in range(calls):
         request, cost_read = _timed(_read, session.body())
-        prompt, cost_encode = _timed(history.prompt, tokenizer, request.messages, request.tools)
+        place, cost_find = _timed(history.find, tokenizer, request.messages, request.tools)
+        prompt, cost_encode = _timed(history.encode, tokenizer, place)
         _, cost_list = _timed(getattr, prompt, "ids")
         length = len(prompt)
         cost.prompt_tokens.append(length)
         cost.read_ms.append(cost_read)
+        cost.find_ms.append(cost_find)
         cost.encode_ms.append(cost_encode)
         cost.list_ms.append(cost_list)
         if number == calls - 1:
@@ -196,9 +200,10 @@ def _figures(
         "read_ms_short": statistics.median(reads["short"]),
         "read_ms_last": statistics.median(reads["last"]),
         "record_ms_p50": statistics.median(cost.record_ms),
+        "find_total_seconds": sum(cost.find_ms) / 1000,
         "encode_total_seconds": sum(cost.encode_ms) / 1000,
         "late_over_early": statistics.median(cost.encode_ms[-tenth:])
-        / statistics.median(cost.encode_ms[1 : 1 + tenth]),
+        / statistics.median(cost.encode_ms[tenth : 2 * tenth]),
     }
 
 

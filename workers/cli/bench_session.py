@@ -57,21 +57,27 @@ def draw(cost: SessionCost, path: Path) -> None:
     import numpy as np
     from matplotlib import pyplot
 
-    tokens, each = np.asarray(cost.prompt_tokens), np.asarray(cost.encode_ms)
-    total, listed = each.cumsum() / 1000, np.asarray(cost.list_ms)
-    figure, (one, all_) = pyplot.subplots(1, 2, figsize=(9, 3.6))
-    one.plot(tokens, each, ".", markersize=3, label="find what is known, encode what is new")
-    one.plot(tokens, listed, ".", markersize=2, color="0.6", label="list all ids for the engine")
-    one.legend()
-    one.set_ylim(0, max(60.0, float(np.percentile(each, 99)) * 1.2))
-    one.set_ylabel("ms to encode one call")
-    all_.plot(tokens, total, linewidth=2, label="measured")
+    tokens = np.asarray(cost.prompt_tokens) / 1000
+    parts = {
+        "encode what is new": np.asarray(cost.encode_ms),
+        "find what is known": np.asarray(cost.find_ms),
+        "list all ids for the engine": np.asarray(cost.list_ms),
+    }
+    figure, (one, all_) = pyplot.subplots(1, 2, figsize=(9.5, 3.8))
+    for label, each in parts.items():
+        one.plot(tokens, each, ".", markersize=2.5, label=label)
+    one.set_ylim(0, 60)
+    one.set_ylabel("ms of one call")
+    one.legend(loc="upper left", fontsize=8)
+    total = parts["encode what is new"].cumsum() / 1000
+    all_.plot(tokens, total, linewidth=2, label="encode what is new, all calls so far")
     all_.plot([0, tokens[-1]], [0, total[-1]], "--", linewidth=0.8, label="straight line")
-    all_.set_ylabel("seconds to encode all calls so far")
-    all_.legend()
+    all_.plot(tokens, parts["find what is known"].cumsum() / 1000, linewidth=1, label="find what is known")
+    all_.set_ylabel("seconds")
+    all_.legend(loc="upper left", fontsize=8)
     for axes in (one, all_):
-        axes.set_xlabel("tokens of the prompt")
-    figure.suptitle(f"A session of {len(each)} calls: encoding costs what is new")
+        axes.set_xlabel("thousand tokens of the prompt")
+    figure.suptitle(f"A session of {len(tokens)} calls: encoding costs what is new")
     figure.tight_layout()
     figure.savefig(path, dpi=110)
     pyplot.close(figure)

@@ -102,11 +102,17 @@ class History:
 
     def prompt(self, tokenizer: ChatTokenizer, messages: Messages, tools: list[Any] | None = None) -> Prompt:
         """Exact input ids of `messages`. Raises InvalidRequest for messages that cannot be rendered."""
+        return self.encode(tokenizer, self.find(tokenizer, messages, tools))
+
+    def find(self, tokenizer: ChatTokenizer, messages: Messages, tools: list[Any] | None = None) -> Place:
+        """Where the messages are in what is known; costs a comparison of bytes for what is, and no more."""
+        return self._tree.place(messages, tools if tools and tokenizer.reading.tools else None, self._thought)
+
+    def encode(self, tokenizer: ChatTokenizer, place: Place) -> Prompt:
+        """The prompt of a place; costs what is new there."""
         if self.clock is None:
             self.clock = time.time()
-        shown = tools if tools and tokenizer.reading.tools else None
-        place = self._tree.place(messages, shown, self._thought)
-        setting = Setting(shown, self.clock)
+        setting = Setting(place.tools, self.clock)
         rewritten = False
         for count in self._beginnings(place):
             turn = self._answer_at(place, count)

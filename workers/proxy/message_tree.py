@@ -65,9 +65,11 @@ class Path:
 
 @dataclass
 class Place:
-    """Where a request's messages lie in the tree: `known` nodes (the root first), then `new` messages."""
+    """Where a request's messages lie in the tree: `known` nodes (the root first), then `new` messages. `tools`: what the
+    template shows of them."""
 
     messages: Sequence[Mapping[str, Any]]
+    tools: list[Any] | None
     known: list[Node]
     new: list[NewMessage] = field(default_factory=list)
 
@@ -122,7 +124,7 @@ class MessageTree:
     ) -> Place:
         """Find a request's messages. `thought`: whether the answer with that key had reasoning, None if no answer has
         it; that outranks what the harness still shows. Raises InvalidRequest for a message without canonical form."""
-        place = Place(messages, self._start(self._root(tools), messages))
+        place = Place(messages, tools, self._start(self._root(tools), messages))
         for index in range(len(place), len(messages)):
             message = messages[index]
             node = place.known[-1]
