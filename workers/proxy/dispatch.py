@@ -196,8 +196,9 @@ class Dispatcher:
         piece = Piece(chunk.ids, chunk.logprobs, (version,) * len(chunk.ids))
         check_piece(piece, call.so_far.remaining, self.vocabulary)
         spans = None
-        if chunk.spans is not None:
-            spans = [self._version(segment, record, s.version) for s in chunk.spans for _ in range(s.end - s.start)]
+        if chunk.spans is not None and (chunk.finish is not None or len(chunk.spans) > 1):
+            known = {span.version: self._version(segment, record, span.version) for span in chunk.spans if span.end}
+            spans = [known[span.version] for span in chunk.spans for _ in range(span.end - span.start)]
         call.so_far.accept(piece, only=call.push(piece.ids))
         if spans is not None:
             call.so_far.restamp(start, spans)

@@ -132,6 +132,7 @@ class Drill:
         self.by_url: dict[str, Wire] = {}
         self.log: list[str] = []
         self.closed: set[int] = set()
+        self.late_aborts = False
 
     # The world ------------------------------------------------------------------------------------------------
 
@@ -411,6 +412,7 @@ class Drill:
 
         fault = Fault(after_tokens=self.random.choice((0, 0, 1, 3, 12)), **self.random.choice(FAULTS))
         self.note(f"{station.name} fault {fault.kind} after {fault.after_tokens}")
+        self.late_aborts |= fault.kind == "late_abort"
         station.engine.faults.arm(fault)
 
     async def close_execution(self, station):
@@ -483,11 +485,11 @@ class Drill:
             station, rid = self.stations[segment["cell"]], segment["rid"]
             asked, how = station.aborts.get(rid, []), station.ends.get(rid)
             story = f"{rid} of {call.call}: aborts {asked}, ended {how} there, {segment['ended']} here"
-            assert asked.count("it") == (how == "abort" and rid not in station.died), story
+            if not self.late_aborts or how == "abort":  # a late one may find the request ended
+                assert asked.count("it") == (how == "abort" and rid not in station.died), story
+            assert asked.count("it") <= 1, story
             assert asked.count("no more") <= 1, story
             assert "it" not in asked or asked[-1] == "it", story
-            if how in ("stop", "length") and segment["ended"] == how:
-                assert asked.count("it") == 0, story
 
     def undisturbed(self, prompt, budget, stops):
         engine = self.stations[0].engine

@@ -83,10 +83,11 @@ class Generation:
             "finish_reason": self.finish if stop == len(self.output) else None,
             "prompt_tokens": len(self.prompt),
             "weight_version": spans[-1][0],
-            "weight_versions": [{"version": v, "start": a, "end": min(b, stop)} for v, a, b in spans],
             "completion_tokens": stop,
             "cached_tokens": self.cached,
         }
+        if meta["finish_reason"] is not None:  # as the real one: only with the end
+            meta["weight_versions"] = [{"version": v, "start": a, "end": min(b, stop)} for v, a, b in spans]
         if self.return_logprob:
             meta["output_token_logprobs"] = logprobs
         return {"text": "", "output_ids": self.output[start:stop], "meta_info": meta}
