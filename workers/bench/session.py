@@ -43,8 +43,8 @@ _WORDS = (
 
 @dataclass
 class SessionCost:
-    """One entry a call: tokens of its prompt, and milliseconds of reading it, of finding what is known of it, of encoding
-    what is new, of listing all its ids for an engine, and of recording it."""
+    """One entry a call: tokens of its prompt, and milliseconds of reading it, of finding what is known of it, of
+    encoding what is new, of listing all its ids for an engine, and of recording it."""
 
     prompt_tokens: list[int] = field(default_factory=list)
     read_ms: list[float] = field(default_factory=list)
@@ -56,10 +56,11 @@ class SessionCost:
 
 @dataclass(frozen=True)
 class Figures:
-    """What the command prints. `*_last` and `*_short`: medians over `ROUNDS` rounds taken in turns. `encode_ms`: finding
-    what is known and encoding what is new. `encode_added_ms` and `list_added_ms`: what the long history adds to that,
-    and to listing the ids for an engine; `added_cpu_ms`: to both, in processor time. `late_over_early`: encoding what is
-    new in one of the last tenth of the calls over one of the second tenth. Bytes are per unique token."""
+    """What the command prints. `*_last` and `*_short`: medians over `ROUNDS` rounds taken in turns. `encode_ms`:
+    finding what is known and encoding what is new. `encode_added_ms` and `list_added_ms`: what the long history adds
+    to that, and to listing the ids for an engine; `added_cpu_ms`: to both, in processor time. `late_over_early`:
+    encoding what is new in one of the last tenth of the calls over one of the second tenth. Bytes are per unique
+    token."""
 
     calls: int
     tokens: int

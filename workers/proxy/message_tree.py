@@ -65,8 +65,8 @@ class Path:
 
 @dataclass
 class Place:
-    """Where a request's messages lie in the tree: `known` nodes (the root first), then `new` messages. `tools`: what the
-    template shows of them."""
+    """Where a request's messages lie in the tree: `known` nodes (the root first), then `new` messages. `tools`: what
+    the template shows of them."""
 
     messages: Sequence[Mapping[str, Any]]
     tools: list[Any] | None
