@@ -36,7 +36,6 @@ async def the_next_burst_runs(world: FakeWorld, **changes) -> None:
     assert (books.roster, books.queue, state.burst, state.batch) == ({}, (), None, None)
 
 
-@pytest.mark.essential
 async def test_cancelling_a_burst_counts_what_was_queued_and_what_ran(make_world):
     world = await make_world((2, 2))
     world.harness_seconds = lambda spec: 100.0

@@ -91,7 +91,6 @@ async def test_a_dead_host_ends_every_execution(impatient: FakeWorld):
     assert books.dispatched == books.finished == 4
 
 
-@pytest.mark.essential
 async def test_an_unusable_harness_is_scored_by_what_is_left(world: FakeWorld):
     world.faults.add("run_harness", error=HarnessUnusable("not installed"), times=None, when=stuck)
     await (await world.start_burst()).result()
