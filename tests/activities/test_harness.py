@@ -1,6 +1,7 @@
 """A harness' life on its host: cases 36 (the limit side), 47, 48, 49 and 60, with real processes."""
 
 import asyncio
+import dataclasses
 import json
 import signal
 import time
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 from temporalio.activity import ActivityCancellationDetails
 
+from activities.harness import HarnessActivities
 from infra.processes.launch import running
 from infra.processes.tree import living, marked
 from infra.records.executions import execution_of
@@ -256,3 +258,15 @@ def test_a_launch_file_stays_in_the_home(tmp_path: Path):
     assert (folder.home / "a/b.txt").stat().st_mode & 0o777 == 0o600
     with pytest.raises(ValueError, match="not inside"):
         folder.write_home("../app/evil", "text")
+
+
+@pytest.mark.parametrize("keep", [True, False])
+async def test_a_closed_workspace_is_kept_or_removed(host, environment, make_task, make_spec, keep):
+    spec = make_spec(make_task("true"), "echo made > file.txt")
+    harness = HarnessActivities(dataclasses.replace(host.harness._host, keep_workspaces=keep))
+    await environment().run(harness.prepare_workspace, spec)
+    run = await environment().run(harness.run_harness, spec)
+    scored = Evaluation(outcome=Outcome.SCORED, reward=1.0)
+    await environment().run(harness.finish_execution, FinishExecution(spec=spec, run=run, evaluation=scored))
+    assert host.folder(spec).root.exists() == keep
+    assert (host.folder(spec).app / "file.txt").exists() == keep

@@ -76,6 +76,15 @@ async def test_no_call_at_all(process, engine, objects, make_spec, make_task):
     assert stored(engine, objects, spec).header.paths == ()
 
 
+async def test_one_that_was_never_prepared_has_its_row_all_the_same(
+    engine, objects, host, environment, make_spec, make_task
+):
+    """With `no_artifact: zero` it counts as scored, and a member without a trajectory would be left out."""
+    spec = make_spec(make_task("true"))
+    await environment().run(ProcessingActivities(engine, objects, host.proxy).process_execution, spec)
+    assert stored(engine, objects, spec).header.paths == ()
+
+
 async def test_targets_name_the_call_that_arrived_first(process, record_call, engine, objects, make_spec, make_task):
     spec = make_spec(make_task("true"))
     record_call(spec, 0, [1], [2, 3])
