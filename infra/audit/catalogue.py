@@ -59,6 +59,7 @@ CATALOGUE: dict[str, Fault] = {
     "positions-differ": Fault(5, "rotary positions do not count from 0 in every path"),
     "target-unknown-call": Fault(5, "a target comes from a call its execution never made"),
     "target-trained-twice": Fault(5, "the same token after the same prefix was trained twice"),
+    "target-lost": Fault(5, "a token that was generated on a trained path was not trained"),
     "target-ids-differ": Fault(5, "the ids up to a target are not those the model saw and sampled"),
     "target-logprob-differs": Fault(5, "a target's behaviour log-prob is not the recorded one"),
     "target-mask-differs": Fault(5, "the target mask is not what the paths' spans say"),

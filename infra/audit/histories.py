@@ -27,6 +27,7 @@ class RecordedCall:
     output_tokens: int
     spans: tuple[tuple[int, int], ...]
     imposed: dict
+    role: str = "main"
 
     @property
     def versions(self) -> np.ndarray:
@@ -84,6 +85,7 @@ def _record(row: Row) -> RecordedCall:
         output_tokens=row.output_tokens,
         spans=tuple((int(version), int(count)) for version, count in row.version_spans or ()),
         imposed=row.imposed or {},
+        role=row.role,
     )
 
 

@@ -6,6 +6,7 @@ from collections import Counter
 import numpy as np
 from sqlalchemy import Engine, Row, select
 
+from infra.audit.coverage import due_on
 from infra.audit.groups import BatchFact, GroupFact
 from infra.audit.histories import CallHistory, load_history
 from infra.audit.payloads import Path, Payload, Span, read_payload
@@ -35,10 +36,12 @@ class TargetAudit:
         trained: Counter[str] = Counter()
         seen: dict[str, set[bytes]] = {}
         histories: dict[str, CallHistory] = {}
+        untrained: dict[str, list[bytes]] = {}
         last_group = None
         for row in self._micro_steps(batch.batch):
             if row.group_id != last_group:
-                histories, last_group = {}, row.group_id
+                self._check_coverage(batch, untrained, seen)
+                histories, untrained, last_group = {}, {}, row.group_id
             payload = self._payload(row)
             if payload is None:
                 continue
@@ -46,6 +49,9 @@ class TargetAudit:
             for path in payload.paths:
                 count = self._check_path(batch, payload, path, histories, seen)
                 trained[path.execution] += count
+                left = _left_out(payload, path, histories[path.execution])
+                untrained.setdefault(path.execution, []).extend(left)
+        self._check_coverage(batch, untrained, seen)
         for name in batch.groups:
             self._check_counts(name, trained)
         for execution in trained:
@@ -150,6 +156,13 @@ class TargetAudit:
             detail = f"trained on {trained[execution]}, |T_i| is {frozen}"
             self._findings.expect(trained[execution] == frozen, "target-count-differs", execution, detail)
 
+    def _check_coverage(self, batch: BatchFact, untrained: dict[str, list[bytes]], seen: dict[str, set[bytes]]) -> None:
+        """What one path does not train although it is due there must be trained by another."""
+        for execution, digests in untrained.items():
+            lost = len(set(digests) - seen[execution])
+            if lost:
+                self._findings.add("target-lost", f"{execution} in {batch.batch}", f"{lost} tokens", times=lost)
+
     def _trained_before(self, execution: str) -> set[bytes]:
         digests: set[bytes] = set()
         for batch in self._batches_of.get(execution, ()):
@@ -173,6 +186,12 @@ def _trained(payload: Payload, path: Path) -> np.ndarray:
     off_path[path.places] = False
     named[off_path] = 0
     return named
+
+
+def _left_out(payload: Payload, path: Path, history: CallHistory) -> list[bytes]:
+    """Digests of the tokens that are due on a path and not among its own targets."""
+    ids, own = payload.ids[path.places], _trained(payload, path)[path.places] > 0
+    return target_digests(ids, due_on(history, ids) & ~own)
 
 
 def target_digests(ids: np.ndarray, mask: np.ndarray) -> list[bytes]:

@@ -97,7 +97,7 @@ def weight_on_shared_context(arrays, header) -> None:
     ("change", "codes"),
     [
         (doubled_target, {"target-trained-twice", "target-mask-differs"}),
-        (lost_token, {"target-count-differs"}),
+        (lost_token, {"target-count-differs", "target-lost"}),
         (wrong_version, {"target-version-differs", "target-from-the-future"}),
         (swapped_logprobs, {"target-logprob-differs"}),
         (continued_another_segment, {"target-ids-differ", "positions-differ"}),

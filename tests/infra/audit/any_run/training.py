@@ -148,6 +148,16 @@ def span_dropped_after_admission(run: SyntheticRun) -> None:
     payload.write()
 
 
+@plants("target-lost")
+def generated_token_masked_away(run: SyntheticRun) -> None:
+    payload = Payload(run)
+    span = payload.path["spans"][0]
+    for name, nothing in (("targets", False), ("weights", 0), ("behaviour_logprobs", 0), ("versions", -1)):
+        payload.arrays[name][span["start"]] = nothing
+    span["start"], span["offset"] = span["start"] + 1, span["offset"] + 1
+    payload.write()
+
+
 @plants("weight-differs")
 def weights_divided_by_something_else(run: SyntheticRun) -> None:
     payload = Payload(run)

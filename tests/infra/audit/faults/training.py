@@ -157,6 +157,22 @@ def path_dropped_after_admission(run: SyntheticRun) -> None:
     run.repack(BATCH, 0, header=header, **arrays)
 
 
+@plants("target-lost")
+def target_masked_away_before_admission(run: SyntheticRun) -> None:
+    """The fork's last token is no target, and |T_i| was frozen without it: counts and weights agree with each other."""
+    arrays, header = run.payload(BATCH, 0)
+    span = header["paths"][1]["spans"][0]
+    span["end"] -= 1
+    for name, nothing in (("targets", False), ("weights", 0), ("behaviour_logprobs", 0), ("versions", -1)):
+        arrays[name][span["end"]] = nothing
+    arrays["weights"] *= np.float32(9 / 8)
+    for path in header["paths"]:
+        path["target_total"] = 8
+    run.repack(BATCH, 0, header=header, **arrays)
+    run.change(schema.micro_steps, {"batch": BATCH, "micro_step": 0}, target_tokens=8)
+    change_member(run, "first/0000", 0, target_tokens=8)
+
+
 @plants("weight-differs")
 def weights_divided_by_the_micro_step(run: SyntheticRun) -> None:
     arrays, _ = run.payload(BATCH, 0)
