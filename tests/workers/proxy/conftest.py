@@ -215,7 +215,7 @@ class Stage:
         async with httpx2.AsyncClient(verify=False) as client:
             assert (await client.post(f"{self.url(cell)}/faults", json=fault)).status_code == 200
 
-    async def register(self, member=0, *, row=True, call_limit=64, **sampling):
+    async def register(self, member=0, *, row=True, call_limit=64, harness="command", **sampling):
         """An execution whose token is `token-<member>`."""
         token = f"token-{member}"
         registration = RegisterExecution(
@@ -226,6 +226,7 @@ class Stage:
             seed=5,
             sampling=Sampling(**{"max_call_tokens": 1000, **sampling}),
             call_limit=call_limit,
+            harness=harness,
         )
         if row:
             with self.database.begin() as connection:
