@@ -101,6 +101,7 @@ class ChatTokenizer:
         new_messages: Messages,
         *,
         tools: list[Any] | None = None,
+        clock: float | None = None,
     ) -> list[int] | None:
         """Ids of `previous_messages + new_messages` that begin with exactly `previous_ids`.
 
@@ -113,7 +114,7 @@ class ChatTokenizer:
             raise ValueError("the earlier messages end with an answer")
         new = [canonical(m, field=f"messages.{i}") for i, m in enumerate(new_messages, start=len(forms))]
         known = Beginning(outline_of(forms[:-1]), len(forms) - 1, lambda: forms[:-1])
-        added = self.behind_answer(known, kind_of(forms[-1]), previous_ids, new, Setting(tools))
+        added = self.behind_answer(known, kind_of(forms[-1]), previous_ids, new, Setting(tools, clock))
         return None if added is None else [*previous_ids, *added]
 
     def behind_answer(

@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 Forms = Sequence[dict[str, Any]]
 Pieces = list[int | str]
 _COUNTED_BITS = 8
+_THINK = ("<think>", "</think>")
 
 
 class Renderer(Protocol):
@@ -156,6 +157,8 @@ class Increments:
         end = next((at for at in range(last + 1, len(pieces)) if pieces[at] in self.ends), None)
         if end is None or _mentions(pieces[end:], mark):
             return None
+        if not answer.calls and _adds_text(pieces[:end], f"{own}a{own}"):
+            return None  # the template puts words into the policy's mouth
         return Increment(pieces[end:], [])
 
     def _one_call(self, form: dict[str, Any]) -> dict[str, Any]:
@@ -181,6 +184,14 @@ def _tool(mark: str) -> dict[str, Any]:
 
 def _cut_cleanly(pieces: Pieces) -> bool:
     return not pieces or isinstance(pieces[0], int)
+
+
+def _adds_text(answer: Pieces, own: str) -> bool:
+    """Whether the rendered stand-in of an answer has more text than the stand-in; markers of reasoning are none."""
+    text = "".join(piece for piece in answer if isinstance(piece, str))
+    for known in (f"{own}thought", f"{own}said", *_THINK):
+        text = text.replace(known, "")
+    return bool(text.strip())
 
 
 def _mentions(pieces: Pieces, mark: str) -> bool:
