@@ -27,8 +27,8 @@ STRICT = (  # turns must alternate; tools stand in front of the last user messag
     "{{ raise_exception('alternate') }}{% endif %}{% endfor %}{% set at = namespace(user=-1) %}"
     "{% for m in messages %}{% if m.role == 'user' %}{% set at.user = loop.index0 %}{% endif %}{% endfor %}"
     "{% for m in messages %}{% if tools and loop.index0 == at.user %}"
-    "<|im_start|>tools\n{{ tools | tojson }}<|im_end|>\n{% endif %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    + PROMPT
+    "<|im_start|>tools\n{{ tools | tojson }}<|im_end|>\n{% endif %}"
+    "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}" + PROMPT
 )
 DATED = "<|im_start|>system\n{{ strftime_now('%Y-%m-%d %H:%M') }}<|im_end|>\n" + LOOP + PROMPT
 GLUED = "{% for m in messages %}{{ m.role }}: {{ m.content }}{% if not loop.last %}, {% endif %}{% endfor %}" + PROMPT

@@ -1,6 +1,7 @@
 """Who heard an answer: lost clients, the same request twice, restarts (nothing sampled or counted twice)."""
 
 import asyncio
+import gc
 import socket
 from urllib.parse import urlsplit
 
@@ -66,6 +67,20 @@ async def test_asking_again_afterwards_hears_it_once_more(stage):
     await stage.ask(user("go"), max_tokens=30)  # heard before: this one is a new sample
     assert [call.state for call in await stage.calls()] == ["finished", "finished"]
     assert stage.execution_row().model_calls == 2
+
+
+async def test_answers_nobody_waits_for_cost_no_memory(stage):
+    """They are kept by name, and read back when they are asked for after all."""
+    await stage.engine(**SLOW)
+    await stage.register()
+    await give_up(stage, False, 30)
+    await until(lambda: not stage.proxy.executions.in_flight())
+    (execution,) = stage.proxy.executions.all()
+    await until(lambda: gc.collect() >= 0 and not execution.remembered)
+    reply = await stage.ask(user("go"), max_tokens=30)
+    (call,) = await stage.calls()
+    assert reply["choices"][0]["message"]["content"] == stage.chat.decode(call.output_ids)
+    assert (call.state, execution.undelivered) == ("finished", {})
 
 
 async def test_a_continued_answer_was_received(stage, script):
