@@ -2,6 +2,10 @@
 
 Invariant: a write whose future is done is durable. Writes keep their order. Group commit keeps the cost of durability
 per answer low when many answers end at once.
+
+Handing work to the thread makes it run, and the interpreter runs one thread at a time: a write that nobody waits for is
+therefore handed over with the next one somebody waits for, or a moment later, and never between a request and its first
+token.
 """
 
 import asyncio
@@ -17,28 +21,40 @@ from sqlalchemy.exc import OperationalError
 log = logging.getLogger(__name__)
 
 Write = Callable[[Connection], None]
+_Item = tuple[Write, asyncio.Future[None] | None]
 ATTEMPTS = 6
 BACKOFF_SECONDS = 0.25
 GROUP = 256
+GATHER_SECONDS = 0.05
+"""How long a write that nobody waits for may be kept back."""
 
 
 class Recorder:
-    """Writes to the run's database from one thread. `flush` and `write` belong to the event loop it is used in."""
+    """Writes to the run's database from one thread. All methods belong to one event loop; `post` and `close` also work
+    without one."""
 
     def __init__(self, database: Engine) -> None:
         self._database = database
-        self._queue: queue.SimpleQueue[tuple[Write | None, asyncio.Future[None] | None]] = queue.SimpleQueue()
+        self._gathered: list[_Item] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._queue: queue.SimpleQueue[list[_Item] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="recorder", daemon=True)
         self._thread.start()
 
     def post(self, write: Write) -> None:
         """Queue a write that nobody waits for."""
-        self._queue.put((write, None))
+        self._gathered.append((write, None))
+        if self._timer is None:
+            try:
+                self._timer = asyncio.get_running_loop().call_later(GATHER_SECONDS, self._hand_over)
+            except RuntimeError:  # no loop runs: nothing would hand it over later
+                self._hand_over()
 
     async def write(self, write: Write) -> None:
         """Queue a write and return when it is durable. Raises what the database raised."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._queue.put((write, done))
+        self._gathered.append((write, done))
+        self._hand_over()
         await done
 
     async def flush(self) -> None:
@@ -46,18 +62,27 @@ class Recorder:
         await self.write(lambda connection: None)
 
     def close(self) -> None:
-        """Write what is queued and stop."""
-        self._queue.put((None, None))
+        """Write what is queued and stop. May be called from another thread once the loop posts no more."""
+        self._queue.put(self._gathered)
+        self._queue.put(None)
         self._thread.join()
+
+    def _hand_over(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._gathered:
+            self._queue.put(self._gathered)
+            self._gathered = []
 
     def _work(self) -> None:
         running = True
         while running:
-            group = [self._queue.get()]
-            while len(group) < GROUP and not self._queue.empty():
-                group.append(self._queue.get())
-            running = all(write is not None for write, _ in group)
-            writes = [(write, done) for write, done in group if write is not None]
+            writes: list[_Item] = []
+            while running and (not writes or (len(writes) < GROUP and not self._queue.empty())):
+                batch = self._queue.get()
+                running = batch is not None
+                writes += batch or ()
             if not writes:
                 continue
             error = self._commit([write for write, _ in writes])
