@@ -35,7 +35,8 @@ def public_app(
     broker: Broker, executions: Executions, settings: ProxySettings, metrics: Metrics, model: str
 ) -> ASGIApp:
     """The ASGI application of the public port."""
-    return Starlette(routes=_Public(broker, executions, settings, metrics, model).table())
+    public = _Public(broker, executions, settings, metrics, model)
+    return Starlette(routes=public.table(), exception_handlers={404: _no_route, 405: _no_route})
 
 
 class _Public:
@@ -154,6 +155,19 @@ class _Public:
     def _refuse(self, response: Response) -> Response:
         self._metrics.refused.labels(str(response.status_code)).inc()
         return response
+
+
+async def _no_route(request: Request, error: Exception) -> Response:
+    """What is not served, in the words of whoever asks."""
+    dialect = DIALECTS["messages" if "anthropic-version" in request.headers else "chat"]
+    status = getattr(error, "status_code", 404)
+    return error_response(dialect, CallError(status, "not_found", f"{request.method} {_shown(request)} is not served"))
+
+
+def _shown(request: Request) -> str:
+    """The path without the secret in it."""
+    parts = request.url.path.split("/")
+    return "/".join([*parts[:2], "...", *parts[3:]] if parts[1:2] == ["x"] else parts)
 
 
 _LOADED: set[str] = set()

@@ -423,3 +423,13 @@ async def test_what_is_no_request_is_a_400_in_the_dialect(stage, dialect, raw):
     response = await stage.client.post(f"/x/token-0/v1/{PATHS[dialect]}", content=raw)
     assert response.status_code == 400
     assert response.json()["error"]["type"] == "invalid_request_error"
+
+
+async def test_what_is_not_served_is_a_404_in_the_dialect_without_the_secret(stage):
+    for path in ("/x/token-0/v1/responses/compact", "/x/token-0/v1/messages/batches", "/other"):
+        response = await stage.client.post(path, json={})
+        assert (response.status_code, response.json()["error"]["code"]) == (404, "not_found")
+        assert "token-0" not in response.text
+        response = await stage.client.post(path, json={}, headers={"anthropic-version": "2023-06-01"})
+        assert (response.status_code, response.json()["error"]["type"]) == (404, "not_found_error")
+    assert (await stage.client.get("/x/token-0/v1/responses")).status_code == 405

@@ -41,8 +41,12 @@ CHECKED = wire.Checked(_params, _READ, {"model": "policy"})
 
 
 def load() -> None:
-    """Import the wire types now rather than at the first request."""
+    """Import the wire types now rather than at the first request, and build what they put off until then."""
+    from openai.types.chat import ChatCompletion
+
     CHECKED.load()
+    for model in (ChatCompletion, _chunk_type()):
+        model.model_rebuild()
 
 
 def parse(raw: Any, headers: Mapping[str, str], role: CallRole = CallRole.MAIN) -> ModelRequest:

@@ -58,6 +58,14 @@ def _no_stream(error: InvalidRequest, model: str) -> bytes | None:
     return None
 
 
+def _all(*steps: Callable[[], object]) -> Callable[[], None]:
+    def load() -> None:
+        for step in steps:
+            step()
+
+    return load
+
+
 DIALECTS = {
     chat.NAME: Dialect(
         chat.NAME,
@@ -77,7 +85,7 @@ DIALECTS = {
         chat.error_body,
         responses_reply.refusal,
         responses_reply.refused_stream,
-        responses.load,
+        _all(responses.CHECKED.load, responses_reply.load),
     ),
     messages.NAME: Dialect(
         messages.NAME,
@@ -87,6 +95,6 @@ DIALECTS = {
         messages_reply.error_body,
         messages_reply.refusal,
         _no_stream,
-        messages.load,
+        _all(messages.CHECKED.load, messages_reply.load),
     ),
 }

@@ -32,11 +32,6 @@ def _params() -> Any:
 CHECKED = wire.Checked(_params, _READ, {"model": "policy", "max_tokens": 1})
 
 
-def load() -> None:
-    """Import the wire types now rather than at the first request."""
-    CHECKED.load()
-
-
 def parse(raw: Any, headers: Mapping[str, str], role: CallRole = CallRole.MAIN) -> ModelRequest:
     """Raises InvalidRequest that names the field this proxy cannot serve. Without max_tokens (count_tokens has none)
     the budget is the context that is left."""

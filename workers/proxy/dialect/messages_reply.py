@@ -170,6 +170,25 @@ def _message(call: LiveCall, model: str) -> dict[str, Any]:
     return {"id": f"msg_{call.call[:24]}", "type": "message", "role": "assistant", "model": model}
 
 
+_TYPES = (
+    "Message",
+    "MessageTokensCount",
+    "ModelInfo",
+    "RawContentBlockDeltaEvent",
+    "RawContentBlockStartEvent",
+    "RawContentBlockStopEvent",
+    "RawMessageDeltaEvent",
+    "RawMessageStartEvent",
+    "RawMessageStopEvent",
+)
+
+
+def load() -> None:
+    """Import the models, and build what they put off until they are first filled."""
+    for name in _TYPES:
+        _type(name).model_rebuild()
+
+
 @cache
 def _type(name: str) -> Any:
     from anthropic import types

@@ -34,11 +34,6 @@ def _params() -> Any:
 CHECKED = wire.Checked(_params, _READ, {"model": "policy"})
 
 
-def load() -> None:
-    """Import the wire types now rather than at the first request."""
-    CHECKED.load()
-
-
 def parse(raw: Any, headers: Mapping[str, str], role: CallRole = CallRole.MAIN) -> ModelRequest:
     """Raises InvalidRequest that names the field this proxy cannot serve."""
     body = _checked(raw)
