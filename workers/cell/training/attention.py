@@ -1,10 +1,11 @@
 """Core attention handed to Megatron through its layer spec, and the plan that says who may attend to whom.
 
-Paths are packed back to back in one sequence. Attention inside a path is causal, between paths there is none. The plan
-travels through GPTModel in the place of the attention mask, untouched. Ancestor attention (paths that share a computed
-prefix) will be another plan: `mask` already takes any pattern.
+A sequence holds segments back to back (infra.micro_steps): whole paths, or the nodes of a tree whose tokens attend to
+their ancestors. The plan travels through GPTModel in the place of the attention mask, untouched.
 """
 
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,18 +15,33 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from workers.cell.training.tree_attention import Block, block_mask_of, blocks_of, flex_tree_attention, tree_attention
+
 
 @dataclass(frozen=True)
 class AttentionPlan:
-    """`spans`: [start, end) of each causal block, covering the sequence in order. `mask`, if given, rules instead:
-    bool [s, s], True where a row may attend to a column."""
+    """`spans`: [start, end) of each causal block, covering the sequence in order. `blocks`, if given, rule instead: a
+    tree's (`tree_attention`), with its block mask on CUDA. `mask` rules over both: bool [s, s], True where a row may
+    attend to a column."""
 
     spans: tuple[tuple[int, int], ...] = ()
+    blocks: tuple[Block, ...] = ()
+    block_mask: object | None = None
     mask: Tensor | None = None
+
+    @classmethod
+    def of_segments(cls, offsets: Sequence[int], parents: Sequence[int], device: torch.device) -> "AttentionPlan":
+        """The plan of segments as `infra.micro_steps` lays them out: [g+1] edges and [g] parents."""
+        spans = tuple(itertools.pairwise(offsets))
+        if all(parent < 0 for parent in parents):
+            return cls(spans=spans)
+        if device.type == "cuda":
+            return cls(spans=spans, block_mask=block_mask_of(offsets, parents, device))
+        return cls(spans=spans, blocks=blocks_of(offsets, parents))
 
 
 class PackedAttention(MegatronModule):
-    """Scaled dot-product attention over packed paths; one causal kernel call per path, so no work is masked away."""
+    """Scaled dot-product attention over segments; every kernel call is dense, so no work is masked away."""
 
     def __init__(self, config, layer_number, *args, softmax_scale: float | None = None, **kwargs) -> None:
         super().__init__(config=config)
@@ -40,6 +56,10 @@ class PackedAttention(MegatronModule):
             out = scaled_dot_product_attention(
                 q, k, v, attn_mask=attention_mask.mask, scale=self.scale, enable_gqa=True
             )
+        elif attention_mask.block_mask is not None:
+            out = flex_tree_attention(q, k, v, attention_mask.block_mask, self.scale)
+        elif attention_mask.blocks:
+            out = tree_attention(q, k, v, attention_mask.blocks, self.scale)
         else:
             out = torch.cat([self._causal(q, k, v, start, end) for start, end in attention_mask.spans], dim=2)
         return out.permute(2, 0, 1, 3).reshape(query.size(0), query.size(1), -1)

@@ -41,12 +41,10 @@ class Targets:
 
 
 def target_logprobs(model: PolicyModel, step: PackedMicroStep) -> Targets:
-    """One forward pass over the packed paths; r may be 0, and then nothing is computed.
+    """One forward pass over paths or a tree, each token computed once; r may be 0, and then nothing is computed.
 
     Raises InvalidInput for a token id outside the vocabulary.
     """
-    if step.header.layout != "flat":
-        raise InvalidInput(f"is laid out as a {step.header.layout}, which cannot be trained yet", field="layout")
     if step.tokens and int(step.ids.max()) >= model.arch.vocab_size:
         raise InvalidInput(f"holds token id {int(step.ids.max())}", field="ids")
     device = next(model.parameters()).device
@@ -54,7 +52,9 @@ def target_logprobs(model: PolicyModel, step: PackedMicroStep) -> Targets:
     ids = torch.from_numpy(step.ids).to(device, torch.int64)
     if places.numel():
         positions = torch.from_numpy(step.positions).to(device, torch.int64)
-        logits = model.logits(ids, positions, AttentionPlan(spans=step.segment_spans()), rows=places - 1)
+        plan = AttentionPlan.of_segments(step.segment_offsets.tolist(), step.segment_parents.tolist(), device)
+        before = torch.from_numpy(step.predecessors()).to(device, torch.int64)
+        logits = model.logits(ids, positions, plan, rows=before[places])
         logprobs = token_logprobs(logits, ids[places], step.header.temperature)
     else:
         logprobs = torch.zeros(0, device=device)
