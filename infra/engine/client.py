@@ -6,16 +6,18 @@ StillHeld and VersionMismatch where the engine says so. A 200 alone is never tak
 """
 
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any, Literal, Self
 
 import httpx2
+import orjson
 
 from infra.engine.generation import ChunkReader, EngineRefused, GenerateChunk, GenerateRequest, check_rid, refusal
 from infra.engine.release import EngineLoads
+from infra.engine.streams import HttpStreams, StreamBroken, Streams
 from workflows.messages.errors import EngineUnavailable, InvalidRequest, StillHeld, VersionMismatch
 
 _CALLERS_FAULT = (400, 413, 422)
@@ -41,7 +43,8 @@ class EngineChecksum:
 class EngineClient:
     """`vocabulary` is the number of ids the model knows. Bearer `admin_key` opens the control routes.
 
-    `silence_seconds` bounds the wait for the next event of a stream; `control_seconds` every other call.
+    `silence_seconds` bounds the wait for the next event of a stream; `control_seconds` every other call. `transport`
+    and `streams` replace the sockets of control calls and of generations.
     """
 
     def __init__(
@@ -54,12 +57,15 @@ class EngineClient:
         silence_seconds: float = 300.0,
         max_connections: int = 256,
         transport: httpx2.AsyncBaseTransport | None = None,
+        streams: Streams | None = None,
     ) -> None:
         self.base_url, self.vocabulary = base_url.rstrip("/"), vocabulary
-        self._control_seconds, self._silence_seconds = control_seconds, silence_seconds
+        self._control_seconds = control_seconds
+        headers = {"Authorization": f"Bearer {admin_key}"} if admin_key else {}
+        self._streams = streams or HttpStreams(self.base_url, headers, silence_seconds)
         self._http = httpx2.AsyncClient(
             base_url=self.base_url,
-            headers={"Authorization": f"Bearer {admin_key}"} if admin_key else {},
+            headers=headers,
             timeout=httpx2.Timeout(control_seconds, connect=5.0),
             limits=httpx2.Limits(max_connections=max_connections, max_keepalive_connections=32),
             transport=transport,
@@ -74,29 +80,32 @@ class EngineClient:
         await self.close()
 
     async def close(self) -> None:
+        await self._streams.close()
         await self._http.aclose()
 
-    async def generate(self, request: GenerateRequest) -> AsyncIterator[GenerateChunk]:
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateChunk, None]:
         """Stream one generation; the last chunk, and only that, has `finish`.
 
         Raises InvalidRequest if the request is refused, EngineUnavailable if the stream ends before its finish: what
         was yielded so far is real and may be continued elsewhere. Leaving the iterator early drops the connection,
         which the engine notices only after seconds: call `abort` with the rid.
         """
-        body, reader, finished = request.body(self.vocabulary), ChunkReader(), False
-        timeout = httpx2.Timeout(self._control_seconds, connect=5.0, read=self._silence_seconds)
+        body, reader, finished = orjson.dumps(request.body(self.vocabulary)), ChunkReader(), False
         try:
-            async with self._http.stream("POST", "/generate", json=body, timeout=timeout) as response:
-                if response.status_code != 200:
-                    content = await response.aread()
-                    raise _failure("/generate", response.status_code, content, response.headers.get("retry-after"))
-                async for line in response.aiter_lines():
-                    if finished or not line.startswith("data: ") or line == "data: [DONE]":
-                        continue
-                    chunk = reader.read(json.loads(line[6:]))
-                    finished = chunk.finish is not None
-                    yield chunk
-        except (httpx2.HTTPError, httpx2.StreamError, ValueError, KeyError) as error:
+            async with self._streams.post("/generate", body) as answer:
+                if answer.status != 200:
+                    content = b"".join([part async for part in answer.parts()])
+                    raise _failure("/generate", answer.status, content, answer.retry_after)
+                rest = b""
+                async for part in answer.parts():
+                    *lines, rest = (rest + part).split(b"\n")
+                    for line in lines:
+                        if finished or not line.startswith(b"data: ") or line.startswith(b"data: [DONE]"):
+                            continue
+                        chunk = reader.read(orjson.loads(line[6:]))
+                        finished = chunk.finish is not None
+                        yield chunk
+        except (StreamBroken, ValueError, KeyError, TypeError, AttributeError) as error:
             if not finished:
                 raise EngineUnavailable(f"{self.base_url}/generate: {error or type(error).__name__}") from error
         if not finished:

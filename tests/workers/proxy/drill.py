@@ -22,7 +22,7 @@ from infra.records import schema
 from infra.records.calls import calls_of, segments_of
 from infra.tokenizer import ChatTokenizer
 from tests.workers.proxy.conftest import CHECKSUM, KEY, RUN, execution_name, execution_row_of, said, sse, text_of, user
-from tests.workers.proxy.virtual import InlineRecorder, Wire
+from tests.workers.proxy.virtual import InlineRecorder, Wire, WireStreams
 from workers.cell.rollout.paced.engine import PacedEngine
 from workers.cell.rollout.paced.routes import paced_app
 from workers.cell.rollout.paced.settings import PacedSettings
@@ -146,7 +146,10 @@ class Drill:
             admin_key=KEY,
             settings=SETTINGS,
             connect=lambda url: EngineClient(
-                url, vocabulary=self.chat.vocab_size, transport=self.by_url[url], silence_seconds=60
+                url,
+                vocabulary=self.chat.vocab_size,
+                transport=self.by_url[url],
+                streams=WireStreams(self.by_url[url]),
             ),
         )
         self.client = httpx2.AsyncClient(transport=Wire(self.proxy.public), base_url="http://proxy", timeout=None)

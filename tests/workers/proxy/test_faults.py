@@ -10,6 +10,7 @@ import pytest
 from infra.engine import EngineClient, GenerateRequest, new_rid
 from tests.workers.proxy.conftest import QUICK, Stage, until, user
 from tests.workers.proxy.test_moves import ENDLESS, checked, streamed
+from tests.workers.proxy.virtual import WireStreams
 from workers.cell.rollout.paced.engine import PacedEngine
 from workers.cell.rollout.paced.faults import Fault, FaultKind
 from workers.cell.rollout.paced.routes import paced_app
@@ -136,7 +137,7 @@ async def test_our_aborts_hit_one_request_only():
 async def test_an_engines_own_trouble_is_worth_another_engine(status):
     engine = PacedEngine(PacedSettings())
     transport = httpx2.ASGITransport(app=paced_app(engine))
-    async with EngineClient("http://engine", vocabulary=1000, transport=transport) as client:
+    async with EngineClient("http://engine", vocabulary=1000, streams=WireStreams(transport)) as client:
         engine.faults.arm(Fault(kind=FaultKind.REFUSE, status=status))
         with pytest.raises(EngineUnavailable):
             async for _ in client.generate(

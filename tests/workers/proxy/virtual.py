@@ -5,10 +5,13 @@ always gives the same run.
 """
 
 import asyncio
+import contextlib
 import selectors
 from collections.abc import AsyncIterator, Callable
 
 import httpx2
+
+from infra.engine.streams import StreamBroken
 
 
 class _Jumping(selectors.DefaultSelector):
@@ -126,6 +129,34 @@ class Wire(httpx2.AsyncBaseTransport):
         if body.status is None:
             raise httpx2.ReadError("the connection broke", request=request)
         return httpx2.Response(body.status, headers=body.headers, stream=body, request=request)
+
+
+class WireStreams:
+    """Streams of an engine client over a wire."""
+
+    def __init__(self, wire):
+        self._client = httpx2.AsyncClient(transport=wire, base_url="http://engine", timeout=None)
+
+    @contextlib.asynccontextmanager
+    async def post(self, path, content):
+        try:
+            async with self._client.stream("POST", path, content=content) as response:
+                yield _Answer(response)
+        except httpx2.HTTPError as error:
+            raise StreamBroken(str(error)) from error
+
+    async def close(self):
+        await self._client.aclose()
+
+
+class _Answer:
+    def __init__(self, response):
+        self._response, self.status = response, response.status_code
+        self.retry_after = response.headers.get("retry-after")
+
+    async def parts(self):
+        async for part in self._response.aiter_raw():
+            yield part
 
 
 class _Body(httpx2.AsyncByteStream):
