@@ -21,13 +21,13 @@ _OFF = (
 
 
 class ClaudeCode(NodeHarness):
-    """Settings: `max_turns`; `context_tokens`, what it takes the policy's context to be; `compact_at_tokens`, the
-    part of it that it fills before it summarises."""
+    """Settings: `max_turns`; `context_tokens`, what it takes the policy's context to be; `compact_at_percent`, how much
+    of it is filled before it summarises."""
 
     name = "claude-code"
     version = "2.1.332"
     dialect = "messages"
-    settings = {"max_turns": int, "context_tokens": int, "compact_at_tokens": int}
+    settings = {"max_turns": int, "context_tokens": int, "compact_at_percent": int}
 
     def launch(self, context: LaunchContext) -> LaunchPlan:
         chosen = self.chosen(context.choice)
@@ -36,8 +36,8 @@ class ClaudeCode(NodeHarness):
         if "max_turns" in chosen:
             flags += ["--max-turns", str(chosen["max_turns"])]
         window = {"CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(chosen.get("context_tokens", context.context_tokens))}
-        if "compact_at_tokens" in chosen:
-            window["CLAUDE_CODE_AUTO_COMPACT_WINDOW"] = str(chosen["compact_at_tokens"])
+        if "compact_at_percent" in chosen:
+            window["CLAUDE_AUTOCOMPACT_PCT_OVERRIDE"] = str(chosen["compact_at_percent"])
         return LaunchPlan(
             argv=(str(self.environment_of(context.harness_root).binary("claude")), *flags),
             environment={

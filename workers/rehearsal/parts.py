@@ -14,6 +14,7 @@ from workflows.messages.base import Message
 INSTRUCTION = "Write the word hello into out.txt in this repository, then stop."
 ERRAND = "ERRAND: write the file, then report."
 _WRITE, _LOOK, _DONE = "echo hello > out.txt", "cat out.txt", "The file out.txt says hello now, and that is all."
+_SUMMARY = "SO FAR: out.txt has been written, nothing is left to do."
 _WORDS = "I shall go about this one step at a time, and this is the step that comes next: "
 
 
@@ -53,6 +54,19 @@ def _errand(shell: Callable[[str], str], main: tuple[dict[str, Any], ...], roles
     return Part(rules=(errand, *main), roles=roles)
 
 
+def _compact(
+    shell: Callable[[str], str], settings: dict[str, str | int | float | bool], roles: tuple[str, ...]
+) -> Part:
+    """The first answer is already more than `settings` allow. What asks neither for the task nor with a summary in
+    hand is the request for that summary."""
+    rules = (
+        {"prompt": _SUMMARY, "replies": [_DONE]},
+        {"match": INSTRUCTION, "replies": [shell(_WRITE)]},
+        {"replies": [f"<analysis>Little has been done.</analysis>\n<summary>{_SUMMARY}</summary>"]},
+    )
+    return Part(rules=rules, settings=settings, roles=roles)
+
+
 def _parts() -> dict[str, dict[str, Part]]:
     last = dict.fromkeys(_SHELLS, _DONE) | {
         "mini-swe-agent": "$ echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT",
@@ -70,6 +84,10 @@ def _parts() -> dict[str, dict[str, Part]]:
         {"replies": [call("spawn_agent", message=ERRAND), _DONE, _DONE]},
     )
     parts["codex"]["errand"] = _errand(_SHELLS["codex"], main, ("main", "main", "sub-agent", "sub-agent", "main"))
+    # claude-code never summarises before its second answer.
+    summarised = ("main", "main", "main-summary", "main")
+    parts["claude-code"]["compact"] = _compact(_SHELLS["claude-code"], {"compact_at_percent": 5}, summarised)
+    parts["codex"]["compact"] = _compact(_SHELLS["codex"], {"compact_at_tokens": 2000}, summarised[1:])
     return parts
 
 
