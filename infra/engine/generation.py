@@ -151,10 +151,15 @@ class ChunkReader:
             raise InvalidRequest(str(reason.get("message", "refused by the engine")))
         total = meta.get("completion_tokens", 0)
         new = total - self._seen
-        pairs = (meta.get("output_token_logprobs") or [])[-new:] if new else []
-        ids = tuple((event.get("output_ids") or [])[-new:]) if new else ()
-        if new < 0 or len(ids) != new or [pair[1] for pair in pairs] != list(ids):
-            raise EngineUnavailable(f"the engine sent {len(ids)} ids and {len(pairs)} log-probs for {new} tokens")
+        every_id, every_pair = event.get("output_ids") or (), meta.get("output_token_logprobs") or ()
+        # All of them or only the new ones, and the same of both: else repeated tokens could hide a shift.
+        if new < 0 or len(every_id) != len(every_pair) or len(every_id) not in (new, total):
+            raise EngineUnavailable(
+                f"the engine sent {len(every_id)} ids and {len(every_pair)} log-probs for {new} new tokens of {total}"
+            )
+        ids, pairs = (tuple(every_id[-new:]), every_pair[-new:]) if new else ((), ())
+        if any(pair[1] != token for pair, token in zip(pairs, ids, strict=True)):
+            raise EngineUnavailable("the engine sent log-probs of other tokens")
         if any(pair[0] is None for pair in pairs):
             raise EngineUnavailable("the engine sent a token without its log-prob")
         self._seen = total

@@ -88,6 +88,12 @@ def test_ids_and_logprobs_must_belong_together():
     other["output_ids"] = [6]
     nothing = event([7], 1)
     nothing["meta_info"]["output_token_logprobs"][0][0] = None
+    repeated = ChunkReader()  # a log-prob is missing, and equal tokens hide which
+    repeated.read(event([7], 1))
+    shifted = event([7, 7, 7], 3)
+    shifted["meta_info"]["output_token_logprobs"].pop()
+    with pytest.raises(EngineUnavailable):
+        repeated.read(shifted)
     backwards = ChunkReader()
     backwards.read(event([7, 8], 2))
     for reader, bad in ((ChunkReader(), missing), (ChunkReader(), other), (ChunkReader(), nothing)):

@@ -173,7 +173,8 @@ class _Body(httpx2.AsyncByteStream):
 
     async def _serve(self, app, scope):
         try:
-            await app(scope, self._receive, self._send)
+            with contextlib.suppress(OSError):  # of a client that has gone
+                await app(scope, self._receive, self._send)
         except asyncio.CancelledError:
             self._broken = True
         finally:
