@@ -9,11 +9,14 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from tests.workflows.policy.any_policy import AnyPolicyModel
 from tests.workflows.policy.model import ModelCell
-from tests.workflows.policy.test_scheduler_model import ROUNDS, settle
+from tests.workflows.policy.test_scheduler_model import settle
 from workflows.messages.fleet import CellRole
 from workflows.policy.registry import POLICIES
 from workflows.policy.staleness import carry_over_for, expected_staleness
 from workflows.policy.state import Bounds
+
+ROUNDS = 600
+"""Rounds in which a burst must end once nothing is broken any more."""
 
 
 class AnyPolicy(RuleBasedStateMachine):
