@@ -68,12 +68,14 @@ async def build_proxy(
     admin_key: str,
     settings: ProxySettings,
     connect: Callable[[str], EngineClient] | None = None,
+    tokenizer: ChatTokenizer | None = None,
 ) -> Proxy:
     """A proxy that goes on where the last one on this database stood: engines, routes and open executions.
 
-    `connect` makes the client of an engine from its URL, where the usual one will not do.
+    `connect` makes the client of an engine from its URL, where the usual one will not do; `tokenizer`: that of the
+    model folder, where it is known already.
     """
-    tokenizer = ChatTokenizer(model_folder)
+    tokenizer = tokenizer or ChatTokenizer(model_folder)
     vocabulary = max(tokenizer.vocab_size, _embedded_ids(model_folder))
     metrics, recorder, handoffs, executions = Metrics(), Recorder(database), Handoffs(), Executions()
 

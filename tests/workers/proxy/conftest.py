@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import hashlib
 import json
 import shutil
@@ -110,12 +111,18 @@ class Served:
         await self._task
 
 
+@functools.cache
+def tokenizer_of(folder: Path) -> ChatTokenizer:
+    """One for all tests on this folder: what a template allows is found out once, not once a proxy."""
+    return ChatTokenizer(folder)
+
+
 class Stage:
     """Engines `cell-0`, `cell-1`, ... and one proxy over one database."""
 
     def __init__(self, folder: Path, database: str, context=1000, settings=QUICK):
         self.folder, self.context, self.settings = folder, context, settings
-        self.chat = ChatTokenizer(folder)
+        self.chat = tokenizer_of(folder)
         self.database = open_database(database)
         self.engines: list[PacedEngine] = []
         self._served: list[Served] = []
@@ -136,6 +143,7 @@ class Stage:
             context_tokens=self.context,
             admin_key=KEY,
             settings=self.settings,
+            tokenizer=self.chat,
         )
         self._public = await Served(self.proxy.public).open()
         self.client = httpx2.AsyncClient(base_url=self._public.url, timeout=30, verify=False)
