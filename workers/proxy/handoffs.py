@@ -18,7 +18,10 @@ class Handoffs:
 
     def expect(self, lease: str, executions: Iterable[str], seconds: float) -> None:
         """From now on requests of these executions wait for `done`, until `seconds` from now at most."""
-        until = asyncio.get_running_loop().time() + seconds
+        now = asyncio.get_running_loop().time()
+        for execution in [name for name, expected in self._expected.items() if expected.until <= now]:
+            del self._expected[execution]  # nobody has asked for it in time, and nobody waits
+        until = now + seconds
         for execution in executions:
             known = self._expected.get(execution)
             if known is None or known.lease != lease:
@@ -39,8 +42,12 @@ class Handoffs:
         expected = self._expected.get(execution)
         if expected is None:
             return False
+        left = expected.until - asyncio.get_running_loop().time()
+        if left <= 0:
+            del self._expected[execution]
+            return False
         try:
-            async with asyncio.timeout(max(0.0, expected.until - asyncio.get_running_loop().time())):
+            async with asyncio.timeout(left):
                 await expected.settled.wait()
         except TimeoutError:
             if self._expected.get(execution) is expected:

@@ -90,17 +90,6 @@ def first_call(execution: str, at: float) -> Write:
     return lambda connection: _do(connection, statement.values(first_call_at=at))
 
 
-def open_segment(row: dict[str, Any]) -> Write:
-    return lambda connection: _do(connection, insert(schema.segments).values(row))
-
-
-def close_segment(call: str, segment: int, *, ended: str, output_tokens: int, cached_tokens: int | None) -> Write:
-    table = schema.segments
-    statement = update(table).where(table.c.call == call, table.c.segment == segment)
-    values = {"ended": ended, "ended_at": time.time(), "output_tokens": output_tokens, "cached_tokens": cached_tokens}
-    return lambda connection: _do(connection, statement.values(values))
-
-
 def put_engine(row: dict[str, Any]) -> Write:
     return lambda connection: _put(connection, schema.engines, "engine", {**row, "updated_at": time.time()})
 

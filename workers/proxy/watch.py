@@ -27,7 +27,7 @@ class Watch:
         self._loop = asyncio.get_running_loop()
         self._heard_at, self._allowed = self._loop.time(), settings.first_token_seconds
         self._grace: asyncio.TimerHandle | None = None
-        self._timer = self._loop.call_later(self._allowed, self._look)
+        self._timer = self._loop.call_later(min(self._allowed, settings.next_token_seconds), self._look)
         self.why = ""
         segment.listener = self._signal
         if segment.is_cut or segment.is_lost:
