@@ -12,6 +12,7 @@ from typing import Any
 
 from harness_adapters.protocol import CallRole
 from workers.proxy.answer import Answer, Event, assistant_message
+from workers.proxy.call_ids import mint
 from workers.proxy.continuation import Continuation
 from workers.proxy.history import Prompt
 from workflows.messages.burst import Sampling
@@ -156,7 +157,7 @@ class LiveCall:
 
     def call_id(self, index: int) -> str:
         """Id of the answer's tool call number `index`; the same whenever it is asked for."""
-        return f"{_CALL_ID_PREFIX.get(self.request.dialect, 'call_')}{self.call[:20]}{index:04x}"
+        return mint(_CALL_ID_PREFIX.get(self.request.dialect, "call_"), self.call, index)
 
     def _show(self, events: Sequence[Event]) -> None:
         if events:

@@ -27,6 +27,7 @@ from infra.tokenizer.conversation import reasoning
 from infra.tokenizer.increment import Beginning, Setting
 from infra.tokenizer.outline import kind_of
 from workers.proxy.message_tree import KEY_BYTES, MessageTree, Place, branch, chained
+from workers.proxy.tool_payloads import ToolPayloads
 from workers.proxy.turns import Turn, Turns
 
 Messages = Sequence[Mapping[str, Any]]
@@ -99,6 +100,7 @@ class History:
         self._tree = MessageTree()
         self._answered: dict[bytes, tuple[Turn, ...]] = {}
         self._asked: dict[bytes, Turn] = {}
+        self._payloads = ToolPayloads()
 
     def prompt(self, tokenizer: ChatTokenizer, messages: Messages, tools: list[Any] | None = None) -> Prompt:
         """Exact input ids of `messages`. Raises InvalidRequest for messages that cannot be rendered."""
@@ -106,7 +108,8 @@ class History:
 
     def find(self, tokenizer: ChatTokenizer, messages: Messages, tools: list[Any] | None = None) -> Place:
         """Where the messages are in what is known; costs a comparison of bytes for what is, and no more."""
-        return self._tree.place(messages, tools if tools and tokenizer.reading.tools else None, self._thought)
+        shown = tools if tools and tokenizer.reading.tools else None
+        return self._tree.place(messages, shown, self._restored, self._thought)
 
     def encode(self, tokenizer: ChatTokenizer, place: Place) -> Prompt:
         """The prompt of a place; costs what is new there."""
@@ -141,6 +144,7 @@ class History:
         if prompt.place is None:
             raise ValueError("this prompt was read back")
         form = canonical(answer)
+        self._payloads.remember(answer)
         thinks = tokenizer.has_reasoning(output)
         turn = self._turns.add(
             call,
@@ -189,6 +193,9 @@ class History:
                 turn = self._answer_at(prompt.place, count)
                 if turn is not None:
                     yield turn.call
+
+    def _restored(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+        return self._payloads.restored([message])[0]
 
     def _thought(self, key: bytes) -> bool | None:
         turns = self._answered.get(key)

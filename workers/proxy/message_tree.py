@@ -15,8 +15,10 @@ from typing import Any
 from infra.tokenizer import canonical
 from infra.tokenizer.conversation import meaning
 from infra.tokenizer.outline import EMPTY, Kind, Outline, kind_of
+from workers.proxy.call_ids import is_minted
 
 KEY_BYTES = 16
+Restore = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 _REMEMBERED_PATHS = 4
 """Conversations whose nodes are kept in a row: an agent and the sub-agents that talk at the same time."""
 _TRIED = 8
@@ -66,10 +68,11 @@ class Path:
 @dataclass
 class Place:
     """Where a request's messages lie in the tree: `known` nodes (the root first), then `new` messages. `tools`: what
-    the template shows of them."""
+    the template shows of them. `restored`: a message with the calls in it as they were sampled."""
 
     messages: Sequence[Mapping[str, Any]]
     tools: list[Any] | None
+    restored: Restore
     known: list[Node]
     new: list[NewMessage] = field(default_factory=list)
 
@@ -103,7 +106,9 @@ class Place:
         """Canonical forms of the messages from index `start` to `end`, from 0."""
         bound = len(self.known) - 1
         return [
-            self.new[i - bound].form if i >= bound else canonical(self.messages[i], field=f"messages.{i}")
+            self.new[i - bound].form
+            if i >= bound
+            else canonical(self.restored(self.messages[i]), field=f"messages.{i}")
             for i in range(start, end)
         ]
 
@@ -120,17 +125,21 @@ class MessageTree:
         return not place.known[0].children and any(root.children for _, root in self._roots)
 
     def place(
-        self, messages: Sequence[Mapping[str, Any]], tools: Any, thought: Callable[[bytes], bool | None]
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Any,
+        restored: Restore,
+        thought: Callable[[bytes], bool | None],
     ) -> Place:
         """Find a request's messages. `thought`: whether the answer with that key had reasoning, None if no answer has
         it; that outranks what the harness still shows. Raises InvalidRequest for a message without canonical form."""
-        place = Place(messages, tools, self._start(self._root(tools), messages))
+        place = Place(messages, tools, restored, self._start(self._root(tools), messages))
         for index in range(len(place), len(messages)):
             message = messages[index]
             node = place.known[-1]
             found = None if place.new else self._equal(node, message)
             if found is None:
-                form = canonical(message, field=f"messages.{index}")
+                form = canonical(restored(message), field=f"messages.{index}")
                 key = chained(place.key(index), form)
                 found = None if place.new else node.child(key)
                 if found is None:
@@ -184,8 +193,18 @@ def branch(node: Node, key: bytes, message: Mapping[str, Any], kind: Kind) -> No
 
 
 def chained(key: bytes, form: Mapping[str, Any]) -> bytes:
-    """Key of a conversation with one message more, in canonical form."""
+    """Key of a conversation with one message more, in canonical form.
+
+    A tool call whose id the proxy has minted is that call, however the harness writes its arguments now.
+    """
+    calls = form.get("tool_calls", ())
+    if any(is_minted(call.get("id")) for call in calls):
+        form = {**form, "tool_calls": [_bare(call) if is_minted(call.get("id")) else call for call in calls]}
     return hashlib.blake2b(key + meaning(form).encode("utf-8", "replace"), digest_size=KEY_BYTES).digest()
+
+
+def _bare(call: Mapping[str, Any]) -> dict[str, Any]:
+    return {"id": call["id"], "function": {"name": "", "arguments": ""}}
 
 
 def _leaves(value: Any) -> Iterator[Any]:

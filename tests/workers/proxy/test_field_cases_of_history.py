@@ -12,6 +12,7 @@ from tests.infra.tokenizer.families import write_family
 from tests.workers.proxy.conftest import said, user
 from workers.bench.session import deep_bytes
 from workers.proxy import rows
+from workers.proxy.call_ids import mint
 from workers.proxy.continuation import Continuation
 from workers.proxy.history import History
 from workflows.messages.errors import InvalidRequest
@@ -71,13 +72,32 @@ def test_arguments_written_again_are_the_same_turn(chat, again):
 
 @pytest.mark.parametrize("other", ['{"path": 1}', '{"path": true}', '{"path": "1"}', "{}", '{"path": 1.5}', "[1]"])
 def test_other_arguments_are_another_turn(chat, other):
-    """Also where they are equal to Python: 1, 1.0 and true."""
+    """Where no id says which call it is; also where they are equal to Python: 1, 1.0 and true."""
     sampled = {'{"path": 1}': '{"path": true}'}.get(other, '{"path": 1}')
     history = History()
-    turn(chat, history, "one", [user("a")], calling(json.loads(sampled)))
-    prompt = history.prompt(chat, [user("a"), calling(json.loads(other)), result("r")])
+    turn(chat, history, "one", [user("a")], calling(json.loads(sampled), call=None))
+    prompt = history.prompt(chat, [user("a"), calling(json.loads(other), call=None), result("r")])
     assert prompt.fork_reason == "answer"
     assert prompt.shared >= len(chat.render([user("a")]))
+
+
+@pytest.mark.parametrize("again", ['{"path": "a.txt", "mode": "r"}', '{"path": "b"}', "{}", None])
+def test_an_id_says_which_call_it_is_also_after_a_restart(chat, again):
+    """A harness may fill in defaults, or drop what it does not know."""
+    call = mint("call_", "0123456789abcdef" * 2, 0)
+    messages = [user("a"), calling(again, call=call), result("r", call=call)]
+    history, database = History(), open_database("sqlite://", create=True)
+    prompt, output = history.prompt(chat, [user("a")]), chat.encode_text("x")
+    history.add("one", prompt, chat, output, calling(SAMPLED, call=call))
+    with database.begin() as connection:
+        record(connection, prompt, "one", 0, chat, output, calling(SAMPLED, call=call))
+        lost = History()
+        for recorded in calls_of(connection, "e"):
+            lost.restore(recorded, chat)
+    database.dispose()
+    for known in (history, lost):
+        found = known.prompt(chat, messages)
+        assert (found.parent, found.shared, found.fork_reason) == ("one", len(prompt) + len(output), None)
 
 
 ARGUMENTS = ['{"city": "Paris"}', "{}", "", '{"a": 1', "[1,2]", '"x"', None]
