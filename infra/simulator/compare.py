@@ -1,6 +1,6 @@
 """Several variants over the same executions."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from infra.simulator.outcome import Outcome, Trace
@@ -9,6 +9,8 @@ from infra.simulator.scenario import Scenario, Variant
 from infra.simulator.workload import Drawn, Workload
 
 SPLIT_POLICIES = ("async", "lending")
+ALL_SPLITS = 8
+"""Up to so many cells every split is tried."""
 
 
 @dataclass(frozen=True)
@@ -46,9 +48,23 @@ def at_best_split(scenario: Scenario, variant: Variant, workload: Workload) -> C
     cells = variant.cells or scenario.cells
     if variant.policy not in SPLIT_POLICIES or variant.split or scenario.split or cells < 3:
         return _run(scenario, variant, workload)
-    candidates: Sequence[int] = range(1, cells) if cells <= 16 else range(1, cells, max(1, cells // 12))
-    runs = [_run(scenario, variant.model_copy(update={"split": split}), workload) for split in candidates]
-    return min(runs, key=lambda run: run.outcome.seconds)
+    known: dict[int, Compared] = {}
+
+    def at(split: int) -> float:
+        if split not in known:
+            known[split] = _run(scenario, variant.model_copy(update={"split": split}), workload)
+        return known[split].outcome.seconds
+
+    if cells <= ALL_SPLITS:
+        best = min(range(1, cells), key=at)
+    else:  # a coarse row first, then the neighbours of its best, ever closer
+        stride = max(1, cells // 6)
+        best = min(range(stride, cells, stride), key=at)
+        while stride > 1:
+            stride = stride // 2
+            near = (best - stride, best, best + stride)
+            best = min((split for split in near if 0 < split < cells), key=at)
+    return known[best]
 
 
 def _run(scenario: Scenario, variant: Variant, workload: Workload) -> Compared:

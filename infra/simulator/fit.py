@@ -32,7 +32,7 @@ MEAN_HOURS, LONGEST_HOURS, LONG_SHARE = 1.93, 2.96, 0.0951
 LONG_SHARE_LARGE, LIMITED_SHARE_LARGE = 0.611, 0.382
 COARSE_GROUPS, GROUPS, SIZES = 8, 16, (8, 16)
 CAPACITIES, STEP_HOURS, SPLITS = (2.0, 3.0, 4.0), (0.4, 0.5, 0.6), (0.25, 0.375, 0.5)
-REFINED = (0.85, 1.0, 1.15)
+REFINED_CAPACITIES, REFINED_HOURS = (0.8, 0.85, 0.9, 0.95, 1.0, 1.05, 1.1), (0.92, 1.0, 1.08)
 CORRECTIONS = 3
 CELL_SEEDS = 6
 """The difference between cuts of the pool is small: it takes more seeds than the rest."""
@@ -87,12 +87,12 @@ def _idle(size: int) -> Fit:
     )
 
 
-def points(fit: Fit, seeds: int) -> list[tuple[float, Fit, dict[str, float]]]:
+def points(fit: Fit, seeds: int, splits: tuple[float, ...] = SPLITS) -> list[tuple[float, Fit, dict[str, float]]]:
     """(loss, parameters, simulated targets) for every split: the runs without Async are shared."""
     base = Laboratory(fit, seeds)
     colocate, slack = base.both(SETTING, "colocate"), base.slack(SETTING)
     found = []
-    for split in SPLITS:
+    for split in splits:
         candidate = fit.model_copy(update={"split_share": split})
         values = {"async": _async(base, candidate, seeds), "colocate": colocate, "slack": slack}
         found.append((_loss(values), candidate, values))
@@ -143,7 +143,7 @@ def predicted(laboratory: Laboratory) -> dict[str, float]:
     return {name: round(value, 4) for name, value in values.items()}
 
 
-def fit(seeds: int = 2) -> dict[str, object]:
+def fit(seeds: int = 4) -> dict[str, object]:
     """The record to be written."""
     coarse = []
     for size, capacity, hours in itertools.product(SIZES, CAPACITIES, STEP_HOURS):
@@ -152,10 +152,10 @@ def fit(seeds: int = 2) -> dict[str, object]:
         print(f"N {size}, capacity {capacity}, step {hours} h: loss {loss:.4f}", flush=True)
     best = min(coarse, key=lambda point: point[0])[1]
     fine = []
-    for capacity, hours in itertools.product(REFINED, REFINED):
-        fine += points(
-            start(best.executions_per_group, best.capacity * capacity, best.step_hours * hours, GROUPS), seeds
-        )
+    for capacity, hours in itertools.product(REFINED_CAPACITIES, REFINED_HOURS):
+        point = start(best.executions_per_group, best.capacity * capacity, best.step_hours * hours, GROUPS)
+        fine += points(point, seeds, (best.split_share,))
+        print(f"capacity {point.capacity:.2f}, step {point.step_hours:.3f} h: loss {fine[-1][0]:.5f}", flush=True)
     fine.sort(key=lambda point: point[0])
     loss, chosen, values = fine[0]
     chosen = chosen.model_copy(
@@ -176,7 +176,7 @@ def fit(seeds: int = 2) -> dict[str, object]:
             "grid": {"capacity": CAPACITIES, "step_hours": STEP_HOURS, "split": SPLITS, "group_size": SIZES},
             "coarse_groups": COARSE_GROUPS,
             "slowdown": SLOWDOWN,
-            "refined": REFINED,
+            "refined": {"capacity": REFINED_CAPACITIES, "step_hours": REFINED_HOURS},
             "steps": SHORT_STEPS,
             "seeds": seeds,
         },
@@ -192,7 +192,7 @@ def fit(seeds: int = 2) -> dict[str, object]:
             }
             for point in sorted([*coarse, *fine], key=lambda point: point[0])[:10]
         ],
-        "sensitivity": sensitivity(chosen, seeds),
+        "sensitivity": sensitivity(chosen, min(seeds, 3)),
     }
 
 
