@@ -86,9 +86,11 @@ class RunManifest(Message):
         return Path(self.fleet.weights_folder) / f"gyre-{self.run}-{os.stat(self.run_dir).st_ino}" / f"cell-{cell}"
 
     def save(self) -> None:
-        """Write `run.json` atomically."""
+        """Write `run.json` atomically; nobody else may read it, for `database_url` may hold a password."""
         target = self.folder / "run.json"
         temporary = target.with_suffix(".tmp")
+        temporary.unlink(missing_ok=True)
+        temporary.touch(mode=0o600)
         temporary.write_text(self.model_dump_json(indent=2))
         temporary.replace(target)
 

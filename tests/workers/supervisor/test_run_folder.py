@@ -4,6 +4,8 @@ import socket
 
 import pytest
 
+from infra.records.boots import next_boot
+from infra.records.database import open_database
 from infra.settings.fleet import Fleet
 from infra.settings.run import load_run
 from workers.supervisor.run_folder import FolderLock, open_manifest, set_aside
@@ -29,7 +31,8 @@ def test_a_new_run_gets_ports_secrets_and_folders(tmp_path, fleet):
     ]
     assert len(set(ports)) == 14
     assert load_run(tmp_path / "run") == manifest
-    assert (tmp_path / "run" / "secrets.json").stat().st_mode & 0o777 == 0o600
+    for name in ("secrets.json", "run.json"):
+        assert (tmp_path / "run" / name).stat().st_mode & 0o777 == 0o600
     assert manifest.logs.is_dir()
 
 
@@ -72,3 +75,21 @@ def test_fresh_sets_the_old_run_aside_but_not_a_living_one(tmp_path, fleet):
     assert (aside / "run.json").exists()
     assert not run.exists()
     assert not weights.exists()
+
+
+def test_a_new_run_wants_a_database_of_its_own(tmp_path, database_url):
+    one, other = (Fleet(run=name, database_url=database_url) for name in ("one", "other"))
+    open_manifest(one, tmp_path / "one")
+    engine = open_database(database_url)
+    next_boot(engine, "control")
+    engine.dispose()
+    with pytest.raises(InvalidInput, match="database_url: holds the records of another run"):
+        open_manifest(other, tmp_path / "other")
+    assert not (tmp_path / "other" / "run.json").exists()
+    assert open_manifest(None, tmp_path / "one").database_url == database_url
+
+
+def test_a_database_that_is_not_there_is_named(tmp_path):
+    fleet = Fleet(run="x", database_url=f"postgresql://nobody@/none?host={tmp_path}")
+    with pytest.raises(InvalidInput, match="database_url: the database cannot be used"):
+        open_manifest(fleet, tmp_path / "run")
