@@ -117,7 +117,8 @@ class History:
             self.clock = time.time()
         setting = Setting(place.tools, self.clock)
         rewritten = False
-        for count in self._beginnings(place):
+        attempts = ATTEMPTS if tokenizer.analysis.incremental else 1
+        for count in self._beginnings(place, attempts):
             turn = self._answer_at(place, count)
             if turn is not None:
                 found = self._behind_answer(tokenizer, place, count, turn, setting)
@@ -211,7 +212,7 @@ class History:
             turns = same or turns
         return turns[-1] if turns else None
 
-    def _beginnings(self, place: Place) -> Iterator[int]:
+    def _beginnings(self, place: Place, attempts: int) -> Iterator[int]:
         """Lengths of known beginnings worth trying, longest first. When the template rewrites the last few, it does
         so back to some user's message."""
         tried = 0
@@ -219,10 +220,10 @@ class History:
             key = place.key(count)
             if key not in self._answered and key not in self._asked:
                 continue
-            if tried < ATTEMPTS or place.kind(count).role == "user":
+            if tried < attempts or place.kind(count).role == "user":
                 tried += 1
                 yield count
-            if tried >= 2 * ATTEMPTS:
+            if tried >= 2 * attempts:
                 return
 
     def _behind_answer(

@@ -8,9 +8,9 @@ from infra.records.token_chain import Ids, TokenChain, common_prefix
 
 class Turn(TokenChain):
     """A call's prompt (`prompt_length` ids) and output. `thinks`: the output has reasoning; `thought`: what
-    distinguishes that reasoning from others, None if it is not known; `order`: order of arrival."""
+    distinguishes that reasoning from others, None if it is not known."""
 
-    __slots__ = ("call", "followers", "order", "prompt_length", "thinks", "thought")
+    __slots__ = ("call", "followers", "prompt_length", "thinks", "thought")
 
     def __init__(
         self,
@@ -20,12 +20,11 @@ class Turn(TokenChain):
         own: Ids,
         *,
         prompt_length: int,
-        order: int,
         thinks: bool,
         thought: bytes | None,
     ) -> None:
         super().__init__(parent, shared, own)
-        self.call, self.prompt_length, self.order = call, prompt_length, order
+        self.call, self.prompt_length = call, prompt_length
         self.thinks, self.thought = thinks, thought
         self.followers: tuple[Turn, ...] = ()
         """Calls that share a beginning with this one, each at its own `shared`."""
@@ -74,7 +73,6 @@ class Turns:
             shared,
             own,
             prompt_length=prompt_length,
-            order=len(self._by_call),
             thinks=thinks,
             thought=thought,
         )
@@ -86,7 +84,7 @@ class Turns:
         return turn
 
     def closest(self, ids: Ids, start: Turn | None = None, agreed: int = 0) -> tuple[Turn | None, int]:
-        """The turn that shares most leading ids with `ids`, the latest among equals, and how many they are.
+        """A turn that shares most leading ids with `ids`, and how many they are.
 
         With `start`, only it and what follows it are looked at, of which `agreed` ids are known to be the same.
         """
@@ -95,7 +93,7 @@ class Turns:
         best: Turn | None = None
         most = 0
         for turn, shared in self._agreeing(ids, (start,) if start is not None else self._roots, agreed):
-            if shared > most or (best is not None and shared == most and turn.order > best.order):
+            if shared > most:
                 best, most = turn, shared
         return best, most
 
