@@ -15,6 +15,7 @@ from statistics import fmean
 
 from infra.simulator.paper import (
     ABLATION_STEPS,
+    CELL_SEEDS,
     FIT_FILE,
     HOUR,
     LARGE,
@@ -34,8 +35,6 @@ COARSE_GROUPS, GROUPS, SIZES = 8, 16, (8, 16)
 CAPACITIES, STEP_HOURS, SPLITS = (2.0, 3.0, 4.0), (0.4, 0.5, 0.6), (0.25, 0.375, 0.5)
 REFINED_CAPACITIES, REFINED_HOURS = (0.8, 0.85, 0.9, 0.95, 1.0, 1.05, 1.1), (0.92, 1.0, 1.08)
 CORRECTIONS = 3
-CELL_SEEDS = 6
-"""The difference between cuts of the pool is small: it takes more seeds than the rest."""
 SLOWDOWN = Engines().slowdown
 _DURATIONS = ("query_sigma", "execution_sigma", "mean_hours", "long_mean_hours", "long_timeout_hours")
 SETTING = SMALL.model_copy(update={"steps": SHORT_STEPS})
@@ -136,7 +135,7 @@ def predicted(laboratory: Laboratory) -> dict[str, float]:
     values = {
         "Async / streaming Async": laboratory.both(short, "async", "async, streaming"),
         "streaming Colocate / elastic": laboratory.both(short, "colocate, streaming"),
-        "4x8 / 8x4": Laboratory(laboratory.fit, CELL_SEEDS).both(short, "4x8"),
+        "4x8 / 8x4": laboratory.with_seeds(CELL_SEEDS).both(short, "4x8"),
         "2.4T Async / elastic": laboratory.ratio(large, "async"),
         "2.4T Colocate / elastic": laboratory.ratio(large, "colocate"),
     }

@@ -18,6 +18,8 @@ from workflows.policy.memory import Memory
 from workflows.policy.staleness import expected_staleness
 from workflows.policy.state import BatchView, CellView, Decision, PolicyState, Verdict
 
+IDLE_LOOKS = 1000
+"""Regular looks at a pipeline in which nothing runs, before it is called stuck."""
 WARM_UP = 0.25
 """Share of the steps before staleness is counted: the first groups have nothing to be stale against."""
 
@@ -52,6 +54,7 @@ class Simulation(Executions):
         self.memory = Memory()
         self.recheck_at: float | None = None
         self.returning = False
+        self.idle_looks = 0
         self.steps: list[StepOutcome] = []
         self.moves = self.returns = 0
         self.training_seconds = self.rollout_slot_seconds = 0.0
@@ -70,11 +73,14 @@ class Simulation(Executions):
         try:
             self.env.run(until=self.over)
         except RuntimeError as error:  # no event is left
-            state = self._state().model_dump(mode="json", exclude={"components"})
-            raise SimulationStuck(f"{self.variant.label}: step {self.step}, {self.env.now:.0f} s, {state}") from error
+            raise self._stuck() from error
         for cell in self.cells:
             self._account(cell)
         return self._outcome()
+
+    def _stuck(self) -> SimulationStuck:
+        state = self._state().model_dump(mode="json", exclude={"components"})
+        return SimulationStuck(f"{self.variant.label}: step {self.step}, {self.env.now:.0f} s, {state}")
 
     def _open_burst(self) -> None:
         per_step = self.scenario.groups_per_step
@@ -259,7 +265,11 @@ class Simulation(Executions):
         return self.variant.shuffle or self.variant.policy == "colocate"
 
     def _sample(self) -> None:
-        """The pipeline is looked at regularly, events or not."""
+        """The pipeline is looked at regularly, events or not; not for ever, when nothing else happens any more."""
+        busy = self.running or any(self.trainer.cells.values()) or (self.trainer.batch and self.trainer.batch.updating)
+        self.idle_looks = 0 if busy or self.returning else self.idle_looks + 1
+        if self.idle_looks > IDLE_LOOKS:
+            raise self._stuck()
         self._at(self.env.now + self.scenario.telemetry.sample_seconds, self._sample)
         self._look()
 

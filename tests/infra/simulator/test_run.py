@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from infra.simulator.compare import ablation, at_best_split, compare, workload_of
-from infra.simulator.run import Simulation
+from infra.simulator.run import Simulation, SimulationStuck
 from infra.simulator.scenario import (
     Durations,
     Engines,
@@ -19,6 +19,7 @@ from infra.simulator.scenario import (
     Variant,
 )
 from infra.simulator.workload import Drawn, Recorded, Work
+from workflows.policy.state import Bounds
 
 POLICIES = ("waterlevel", "throughput", "async", "colocate", "lending")
 
@@ -227,3 +228,23 @@ def test_recorded_groups_come_round_again() -> None:
     assert [Recorded(groups).group(index)[0].seconds for index in range(4)] == [10.0, 20.0, 10.0, 20.0]
     with pytest.raises(ValueError, match="no recorded group"):
         Recorded([])
+
+
+def test_stuck_execution_is_closed_by_its_limit_and_its_group_trains() -> None:
+    """One execution in a thousand never returns: the time limit closes it once, and no step waits longer for it."""
+    groups = [[Work(10.0, 0.5, 1.0)] * 4 for _ in range(8)]
+    groups[3] = [Work(1e12, 0.5, 1.0), *groups[3][1:]]
+    told = scenario(durations=Durations(timeout_seconds=100.0), steps=8)
+    for policy in POLICIES:
+        outcome = Simulation(told, variant(policy), Recorded(groups)).run()
+        assert outcome.timed_out >= 1
+        assert len(outcome.steps) == 8
+        assert outcome.seconds < 8 * 250
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_run_that_cannot_go_on_says_so(policy: str) -> None:
+    """Bounds that let nobody train: an error with the state, not a wait for ever."""
+    told = scenario(bounds=Bounds(min_rollout_cells=4))
+    with pytest.raises(SimulationStuck, match="step 0"):
+        Simulation(told, variant(policy)).run()
