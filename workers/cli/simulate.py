@@ -114,9 +114,13 @@ def _table(scenario: Scenario, results: Sequence[Compared], recorded: RecordedRu
     title = f"{scenario.name}: {scenario.steps} steps, {scenario.cells} cells, staleness {scenario.staleness:g}"
     if recorded:
         title += f"; recorded: {recorded.seconds:.0f} s"
-    table = Table(title=title, title_justify="left", caption="idle: share of time in training (T), of slots (R)")
-    for column in ("policy", "time", "", "staleness", "idle T", "idle R", "moves", "moved", "split"):
-        table.add_column(column, justify="left" if column == "policy" else "right", no_wrap=column == "policy")
+    table = Table(
+        title=title,
+        title_justify="left",
+        caption="age: measured staleness; idle: of time in training (T), of slots (R)",
+    )
+    for column in ("policy", "time", "", "age", "idle T", "idle R", "moves", "moved", "split"):
+        table.add_column(column, justify="left" if column == "policy" else "right", no_wrap=True)
     for result in results:
         out = result.outcome
         table.add_row(
