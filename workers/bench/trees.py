@@ -82,8 +82,12 @@ class TreeCost:
     harvest_seconds: float
     peak_bytes: int
 
+    @property
+    def total_seconds(self) -> float:
+        return self.read_seconds + self.tree_seconds + self.harvest_seconds
+
     def figures(self) -> dict[str, Any]:
-        total = self.read_seconds + self.tree_seconds + self.harvest_seconds
+        total = self.total_seconds
         return {
             "tokens": self.tokens,
             "calls": self.calls,
@@ -138,8 +142,8 @@ def measure(tokens: int, folder: Path, rounds: int) -> TreeCost:
 
 
 def exponent(costs: list[TreeCost]) -> float:
-    """Slope of log(seconds) over log(tokens): 1 is linear."""
-    tokens, seconds = (np.log([getattr(cost, name) for cost in costs]) for name in ("tokens", "tree_seconds"))
+    """Slope of log(total seconds) over log(tokens): 1 is linear."""
+    tokens, seconds = (np.log([getattr(cost, name) for cost in costs]) for name in ("tokens", "total_seconds"))
     return float(np.polyfit(tokens, seconds, 1)[0])
 
 
