@@ -41,7 +41,7 @@ class ProxySettings(Message):
     )
     keepalive_seconds: float = Field(default=10.0, gt=0, description="silence on a stream before an SSE comment")
 
-    answer_format: Literal["auto", "plain", "qwen-json", "qwen-xml", "llama-json"] = Field(
+    answer_format: Literal["auto", "plain", "qwen-json", "qwen-xml", "llama-json", "deepseek"] = Field(
         default="auto", description="how the policy writes reasoning and tool calls; auto: as its chat template shows"
     )
 

@@ -12,6 +12,8 @@ from workflows.messages.errors import InvalidSpec
 
 QWEN = '<tool_call>\n{"name": "bash", "arguments": {"cmd": "ls"}}\n</tool_call>'
 XML = "<tool_call>\n<function=write>\n<parameter=path>\na.py\n</parameter>\n<parameter=lines>\n[1, 2]\n</parameter>\n"
+V3 = '<｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{"a": 1}\n```<｜tool▁call▁end｜>'
+V31 = '<｜tool▁call▁begin｜>f<｜tool▁sep｜>{"a": 1}<｜tool▁call▁end｜>'
 TYPES = {"write": {"path": "string", "lines": "array"}}
 
 
@@ -26,6 +28,10 @@ def read(form, pieces, **options):
 def call(name, arguments, index=0, *, ended=True):
     pieces = [(Kind.CALL, name, index), *([(Kind.ARGUMENTS, arguments, index)] if arguments else [])]
     return [*pieces, *([(Kind.CALL_END, "", index)] if ended else [])]
+
+
+def calls_of(said):
+    return f"<｜tool▁calls▁begin｜>{said}<｜tool▁calls▁end｜>"
 
 
 def text(value):
@@ -93,6 +99,12 @@ def text(value):
         ("llama-json", '{"answer": 42}', text('{"answer": 42}')),
         ("llama-json", "text {}", text("text {}")),
         ("llama-json", '<|python_tag|>search.call(query="x")', text('<|python_tag|>search.call(query="x")')),
+        ("deepseek", "I look.\n" + calls_of(f"{V3}\n{V3}"),
+         [*text("I look."), *call("f", '{"a": 1}'), *call("f", '{"a": 1}', 1)]),
+        ("deepseek", calls_of(V31 + V31), [*call("f", '{"a": 1}'), *call("f", '{"a": 1}', 1)]),
+        ("deepseek", calls_of("<｜tool▁call▁begin｜>what<｜tool▁call▁end｜>"),
+         text("<｜tool▁call▁begin｜>what<｜tool▁call▁end｜>")),
+        ("deepseek", calls_of(V31).split("}")[0], call("f", '{"a": 1', ended=False)),
         ("plain", "<think>" + QWEN, text("<think>" + QWEN)),
     ],
 )  # fmt: skip
@@ -102,6 +114,14 @@ def test_what_an_answer_means(form, said, events):
 
 
 PARTS = ["<tool_call>", "</tool_call>", "<think>", "</think>", "<function=f>", "</function>", "<parameter=a>", "{", "}"]
+PARTS += [
+    "<｜tool▁call▁begin｜>",
+    "<｜tool▁call▁end｜>",
+    "<｜tool▁sep｜>",
+    "function",
+    "```json\n",
+    "<｜tool▁calls▁end｜>",
+]
 PARTS += [
     "</parameter>",
     '{"name": "f", "arguments": ',
@@ -121,7 +141,7 @@ PARTS += [
 
 @settings(max_examples=400, deadline=None)
 @given(
-    form=st.sampled_from(["qwen-json", "qwen-xml", "llama-json"]),
+    form=st.sampled_from(["qwen-json", "qwen-xml", "llama-json", "deepseek"]),
     said=st.lists(st.sampled_from(PARTS), max_size=14).map("".join),
     single=st.booleans(),
     stops=st.lists(st.sampled_from(["x", "<tool", "}}"]), max_size=1),
@@ -192,6 +212,7 @@ def test_the_format_is_the_templates():
     assert format_of_template("... <tool_call> <function=x> ...").name == "qwen-xml"
     assert format_of_template("... <tool_call> ...").name == "qwen-json"
     assert format_of_template("Environment: ipython").name == "llama-json"
+    assert format_of_template("... <｜tool▁call▁begin｜> ...").name == "deepseek"
     assert format_of_template("{{ messages }}").name == "qwen-json"
     with pytest.raises(InvalidSpec):
         format_named("nobody's")

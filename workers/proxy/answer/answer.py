@@ -89,11 +89,9 @@ class Answers:
         self.form: AnswerFormat = (
             format_of_template(tokenizer.template_source) if form == "auto" else format_named(form)
         )
-        special = {tokenizer.control_ids[text]: text for text in self.form.special if text in tokenizer.control_ids}
-        for text in filter(None, (*self.form.think, self.form.call_open, self.form.call_close)):
-            if text in tokenizer.special_texts:
-                special[tokenizer.control_ids[text]] = text
-        self._markers = special
+        self._markers = {
+            tokenizer.control_ids[text]: text for text in self.form.markers if text in tokenizer.special_texts
+        }
 
     def begin(
         self,

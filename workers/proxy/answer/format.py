@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 from workers.proxy.answer.events import Event
 from workers.proxy.answer.json_call import JsonCallReader
+from workers.proxy.answer.marked_call import MarkedCallReader
 from workers.proxy.answer.xml_call import XmlCallReader
 from workflows.messages.errors import InvalidSpec
 
@@ -28,19 +29,31 @@ class CallReader(Protocol):
 class AnswerFormat:
     """`think`: markers around reasoning at the start of an answer, empty if there is none. `call_open` begins a tool
     call, `call_close` ends it (empty: the JSON object's end does). `bare`: an answer that begins with a brace is a
-    call too, and more follow behind `;`. `special`: markers that the tokenizer holds as special tokens."""
+    call too, and more follow behind `;`. `around`: markers around all calls together, which say nothing more.
+    `inside`: further markers of a call."""
 
     name: str
     think: tuple[str, str] = ("", "")
     call_open: str = ""
     call_close: str = ""
     bare: bool = False
-    special: tuple[str, ...] = ()
+    around: tuple[str, ...] = ()
+    inside: tuple[str, ...] = ()
     reader: Callable[[int, str, str, Types], CallReader] | None = None
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """Everything that a parser must see as text, also where the tokenizer holds it as a special token."""
+        texts = (*self.think, self.call_open, self.call_close, *self.around, *self.inside)
+        return tuple(text for text in texts if text)
 
 
 def _json(index: int, opener: str, close: str, types: Types) -> CallReader:
     return JsonCallReader(index, opener, close)
+
+
+def _marked(index: int, opener: str, close: str, types: Types) -> CallReader:
+    return MarkedCallReader(index, opener, close)
 
 
 _THINK = ("<think>", "</think>")
@@ -50,7 +63,16 @@ _FORMATS = {
         AnswerFormat("plain"),
         AnswerFormat("qwen-json", _THINK, "<tool_call>", "</tool_call>", reader=_json),
         AnswerFormat("qwen-xml", _THINK, "<tool_call>", "</tool_call>", reader=XmlCallReader),
-        AnswerFormat("llama-json", _THINK, "<|python_tag|>", "", True, ("<|python_tag|>",), _json),
+        AnswerFormat("llama-json", _THINK, "<|python_tag|>", bare=True, reader=_json),
+        AnswerFormat(
+            "deepseek",
+            _THINK,
+            "<｜tool▁call▁begin｜>",
+            "<｜tool▁call▁end｜>",
+            around=("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
+            inside=("<｜tool▁sep｜>",),
+            reader=_marked,
+        ),
     )
 }
 FORMAT_NAMES = ("auto", *_FORMATS)
@@ -68,6 +90,8 @@ def format_of_template(template: str) -> AnswerFormat:
     taught beside its template is most likely that, and an answer without its markers is not touched by it."""
     if "<function=" in template:
         return _FORMATS["qwen-xml"]
+    if "<｜tool▁call▁begin｜>" in template:
+        return _FORMATS["deepseek"]
     if "<tool_call>" not in template and ("<|python_tag|>" in template or "Environment: ipython" in template):
         return _FORMATS["llama-json"]
     return _FORMATS["qwen-json"]

@@ -22,6 +22,9 @@ class JsonCallReader:
     `over` once it is through; `rest` is then what follows. `next_index` is the index of the next call.
     """
 
+    closings = ("", "}")
+    """What may stand between the arguments and `close`."""
+
     def __init__(self, index: int, opener: str, close: str) -> None:
         self.next_index = index
         self._opener, self._close = opener, close
@@ -45,17 +48,13 @@ class JsonCallReader:
             events = self._whole(self._buffer)
             return events if events is not None else [Event(Kind.TEXT, self._opener + self._buffer)]
         if self._step == self._tail:
-            return _leftover(self._buffer)
+            return self._leftover(self._buffer)
         return [Event(Kind.ARGUMENTS, self._buffer, self.next_index)] if self._buffer else []
 
     def _head(self, events: list[Event]) -> bool:
         match = _HEAD.match(self._buffer)
         if match is not None:
-            first = self._buffer[match.end()]
-            self._buffer = self._buffer[match.end() :]
-            events.append(Event(Kind.CALL, _unescaped(match.group(1)), self.next_index))
-            self._step = self._container if first in "{[" else self._string if first == '"' else self._literal
-            return True
+            return self._named(events, _unescaped(match.group(1)), match.end())
         start = "".join(self._buffer.split())[:16]
         if start and not any(key.startswith(start) or start.startswith(key) for key in (*_KEYS, "[{")):
             return self._no_call(events, 0)  # what follows may hold a real call
@@ -67,6 +66,13 @@ class JsonCallReader:
             return self._no_call(events, end)
         events.extend(read)
         return self._through(end)
+
+    def _named(self, events: list[Event], name: str, end: int) -> bool:
+        """The name is known, and the arguments begin at `end`."""
+        first, self._buffer = self._buffer[end], self._buffer[end:]
+        events.append(Event(Kind.CALL, name, self.next_index))
+        self._step = self._container if first in "{[" else self._string if first == '"' else self._literal
+        return True
 
     def _end_of_whole(self) -> int | None:
         """Where a call ends that is not written name first; None if it has not ended yet."""
@@ -128,12 +134,16 @@ class JsonCallReader:
         at = self._buffer.find(self._close)
         again = self._buffer.find(self._opener.strip()) if self._opener.strip() else -1
         if again >= 0 and (at < 0 or again < at):  # the closing marker was forgotten
-            events.extend(_leftover(self._buffer[:again]))
+            events.extend(self._leftover(self._buffer[:again]))
             return self._through(again)
         if at < 0:
             return False
-        events.extend(_leftover(self._buffer[:at]))
+        events.extend(self._leftover(self._buffer[:at]))
         return self._through(at + len(self._close))
+
+    def _leftover(self, text: str) -> list[Event]:
+        """What stands behind the arguments, if it is more than what closes the call."""
+        return [] if text.strip() in self.closings else [Event(Kind.TEXT, text)]
 
     def _arguments(self, events: list[Event], taken: int) -> None:
         if taken:
@@ -153,11 +163,6 @@ class JsonCallReader:
     def _through(self, end: int) -> bool:
         self.over, self.rest = True, self._buffer[end:]
         return True
-
-
-def _leftover(text: str) -> list[Event]:
-    """What stands behind the arguments, if it is more than the brace that closes the call."""
-    return [] if text.strip() in ("", "}") else [Event(Kind.TEXT, text)]
 
 
 def _spelled(arguments: Any, body: str) -> str:

@@ -34,7 +34,7 @@ class AnswerParser:
         self._next_index = 0
         self._behind_call = False
         self._step = self._reasoning if thinking else self._start
-        needles = [*stops, *([form.call_open] if self._tools else [])]
+        needles = [*stops, *([form.call_open, *form.around] if self._tools else [])]
         self._needles = re.compile("|".join(map(re.escape, needles))) if needles else None
         self._beginnings = _Beginnings(needles)
         self._think_end = _Beginnings([form.think[1]] if form.think[1] else [])
@@ -125,6 +125,9 @@ class AnswerParser:
             self._buffer = self._buffer[len(self._buffer) - keep :]
             return False
         self._say(events, Kind.TEXT, self._buffer[: match.start()])
+        if self._tools and match.group() in self._format.around:
+            self._buffer = self._buffer[match.end() :]
+            return True
         if self._tools and match.group() == self._format.call_open:
             self._open(self._space + match.group(), self._buffer[match.end() :])
             return True
