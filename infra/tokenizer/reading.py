@@ -16,19 +16,23 @@ Render = Callable[[list[dict[str, Any]], list[Any] | None], str]
 """Messages and tools to text, without a generation prompt; raises InvalidRequest."""
 
 _USER = {"role": "user", "content": "question"}
+_RESULT = {"role": "tool", "content": "proberesult", "tool_call_id": "c1"}
 _TOOL = {"type": "function", "function": {"name": "probetool", "parameters": {"type": "object", "properties": {}}}}
 
 
 @dataclass(frozen=True)
 class TemplateReading:
     """`reasoning`: it writes `reasoning_content` itself; `inline`: it leaves reasoning in front of a text, at least of
-    the last answer (one that does neither wants none). `calls`: it writes tool calls. `argument_objects`: it wants
+    the last answer (one that does neither wants none). `calls`: it writes tool calls; `calls_bare`: only
+    of messages whose content is null. `results`: it writes tool results. `argument_objects`: it wants
     arguments as objects, else as JSON text; `argument_texts`: it also takes text that is no object. `parallel`: it
     takes several calls in one message. `developer`: it shows that role. `tools`: it shows the tools it is given."""
 
     reasoning: bool
     inline: bool
     calls: bool
+    calls_bare: bool
+    results: bool
     argument_objects: bool
     argument_texts: bool
     parallel: bool
@@ -39,7 +43,8 @@ class TemplateReading:
         """A message in canonical form as the template should get it.
 
         Reasoning a template does not know goes in front of the text between <think> markers, calls it does not know
-        behind the text as JSON between <tool_call> markers. Arguments that are no JSON object stay the text they are;
+        behind the text as JSON between <tool_call> markers, and results in a user's message between <tool_response>
+        markers. Arguments that are no JSON object stay the text they are;
         for a template that takes only objects they become `{"arguments": text}`.
         """
         message = dict(form)
@@ -53,8 +58,12 @@ class TemplateReading:
             calls = [self._call(call) for call in message.pop("tool_calls")]
             if self.calls:
                 message["tool_calls"] = calls
+                if self.calls_bare:
+                    message["content"] = None
             else:
                 message["content"] = "\n".join([message["content"], *map(_written, calls)]).lstrip("\n")
+        if message["role"] == "tool" and not self.results:
+            message = {"role": "user", "content": f"<tool_response>\n{message['content']}\n</tool_response>"}
         return message
 
     def _call(self, call: Mapping[str, Any]) -> dict[str, Any]:
@@ -76,10 +85,12 @@ def reading_of(render: Render) -> TemplateReading:
         except InvalidRequest:
             return ""
 
+    bare = False
+
     def calling(arguments: Any, times: int = 1) -> str:
         call = {"id": "c1", "type": "function", "function": {"name": "probename", "arguments": arguments}}
-        answer = {"role": "assistant", "content": "", "tool_calls": [call] * times}
-        return shown(_USER, answer, {"role": "tool", "content": "done", "tool_call_id": "c1"}) or shown(_USER, answer)
+        answer = {"role": "assistant", "content": None if bare else "", "tool_calls": [call] * times}
+        return shown(_USER, answer, _RESULT) or shown(_USER, answer)
 
     marked = "<think>\nprobethought\n</think>\n\nanswer"
 
@@ -87,6 +98,10 @@ def reading_of(render: Render) -> TemplateReading:
         return shown(_USER, {"role": "assistant", "content": "answer", "reasoning_content": "probethought", **more})
 
     as_object, as_text = calling({"probekey": "v"}), calling('{"probekey": "v"}')
+    if "probename" not in as_object + as_text:
+        bare = True
+        as_object, as_text = calling({"probekey": "v"}), calling('{"probekey": "v"}')
+        bare = "probename" in as_object + as_text
     objects = "probekey" in as_object and "'probekey'" not in as_object
     call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": {} if objects else "{}"}}
     early = shown({"role": "developer", "content": "probeorder"}, _USER)
@@ -97,6 +112,8 @@ def reading_of(render: Render) -> TemplateReading:
         reasoning="probethought" in thinking() or "probethought" in thinking(tool_calls=[call]),
         inline="probethought" in shown(_USER, {"role": "assistant", "content": marked}),
         calls="probename" in as_object or "probename" in as_text,
+        calls_bare=bare,
+        results="proberesult" in as_object + as_text + shown(_USER, {"role": "assistant", "content": "a"}, _RESULT),
         argument_objects=objects,
         argument_texts="probekey" in as_text,
         parallel=calling({"probekey": "v"} if objects else '{"probekey": "v"}', times=2).count("probekey") > 1,
