@@ -17,11 +17,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 DONE := $(VENV)/done
 LOCK := requirements/lock.txt
-HARNESS_DONE := var/harness/mini-swe-agent/installed-from.sha256
+HARNESS_MARK := installed-from.sha256
+HARNESS_DONE := var/harness/mini-swe-agent/$(HARNESS_MARK)
+NODE_HARNESSES := pi codex claude-code qwen-code
+NODE_HARNESSES_DONE := $(NODE_HARNESSES:%=var/harness/%/$(HARNESS_MARK))
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: help setup runtime demo check test test-fast test-slow doctor
+.PHONY: help setup runtime harnesses demo check test test-fast test-slow doctor
 
 help:
 	@echo "make setup | demo | test | test-fast | test-slow | check | doctor   (README.md says more)"
@@ -30,6 +33,9 @@ setup: runtime $(DONE)/dev
 
 # What runs the product, without the tools of its tests.
 runtime: $(DONE)/sglang $(DONE)/system $(BIN)/gyre $(HARNESS_DONE)
+
+# All of them: the tests run every one. The demo needs mini-swe-agent alone.
+harnesses: setup $(NODE_HARNESSES_DONE)
 
 demo: runtime
 	@$(BIN)/gyre demo
@@ -44,13 +50,13 @@ check: setup
 	@$(BIN)/lint-imports
 
 # One pytest run, fast tests first (tests/conftest.py), so that its closing line counts everything.
-test: check
+test: check harnesses
 	@$(PYTEST) $(PYTEST_ARGS)
 
 test-fast: setup
 	@$(PYTEST) -m "not slow" $(PYTEST_ARGS)
 
-test-slow: setup
+test-slow: setup harnesses
 	@$(PYTEST) -m slow $(PYTEST_ARGS)
 
 # The environment, in stages: SGLang's own pins ask for CUDA builds, so it comes last and without its dependencies.
@@ -96,4 +102,10 @@ $(BIN)/gyre: infra/deploy/gyre.sh $(DONE)/python
 $(HARNESS_DONE): requirements/harness-mini-swe-agent.lock.txt $(DONE)/runtime
 	@echo "setup: mini-swe-agent, in an environment of its own"
 	@$(BIN)/python -m harness_adapters.install mini-swe-agent --into var/harness
+	@touch $@
+
+# Node is the machine's, or the one that comes with the checks.
+$(NODE_HARNESSES_DONE): var/harness/%/$(HARNESS_MARK): requirements/harness-%/package-lock.json $(DONE)/runtime | $(DONE)/dev
+	@echo "setup: $*, in a folder of its own"
+	@$(BIN)/python -m harness_adapters.install $* --into var/harness
 	@touch $@

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from harness_adapters.choices import checked
 from harness_adapters.protocol import CallRole, HarnessOutcome, LaunchContext, LaunchPlan
 from workflows.messages.burst import HarnessChoice
 from workflows.messages.errors import HarnessUnusable, InvalidSpec
@@ -25,6 +26,7 @@ class GenericCommand:
     name = "command"
     version = "any"
     dialect = "any"
+    settings = {"command": str}
 
     def installed(self, harness_root: Path) -> bool:
         return True
@@ -33,9 +35,7 @@ class GenericCommand:
         """Nothing to install: the command is the user's."""
 
     def check(self, choice: HarnessChoice, harness_root: Path) -> None:
-        unknown = sorted(set(choice.settings) - {"command"})
-        if unknown:
-            raise InvalidSpec("not a setting of this harness", field=f"harness.settings.{unknown[0]}")
+        checked(choice, self.settings)
         argv = _argv(choice)
         if shutil.which(argv[0], path=BASE_ENVIRONMENT["PATH"]) is None:
             raise HarnessUnusable(f"no such command: {argv[0]}")

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from harness_adapters.choices import checked
 from harness_adapters.environment import PythonEnvironment
 from harness_adapters.generic import BASE_ENVIRONMENT
 from harness_adapters.protocol import CallRole, HarnessOutcome, LaunchContext, LaunchPlan
@@ -37,6 +38,7 @@ class MiniSweAgent:
     name = "mini-swe-agent"
     version = "2.4.6"
     dialect = "chat"
+    settings = {"config": str, "step_limit": int, "command_seconds": int}
 
     def environment_of(self, harness_root: Path) -> PythonEnvironment:
         return PythonEnvironment(harness_root / self.name, "harness-mini-swe-agent.lock.txt")
@@ -128,14 +130,9 @@ def _settings_file(choice: HarnessChoice) -> Path:
 def _overrides(choice: HarnessChoice) -> dict[tuple[str, str], int]:
     places = {"step_limit": ("agent", "step_limit"), "command_seconds": ("environment", "timeout")}
     result: dict[tuple[str, str], int] = {}
-    for name, value in choice.settings.items():
-        if name == "config":
-            continue
-        if name not in places:
-            raise InvalidSpec("not a setting of this harness", field=f"harness.settings.{name}")
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise InvalidSpec(f"expected a whole number above 0, got {value!r}", field=f"harness.settings.{name}")
-        result[places[name]] = value
+    for name, value in checked(choice, MiniSweAgent.settings).items():
+        if name in places:
+            result[places[name]] = value
     return result
 
 

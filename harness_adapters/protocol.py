@@ -72,6 +72,11 @@ class HarnessAdapter(Protocol):
     dialect: str
     """What it speaks to the model: chat, responses, messages, or any."""
 
+    @property
+    def settings(self) -> Mapping[str, type]:
+        """Its own settings in a burst file, by name and kind."""
+        ...
+
     def installed(self, harness_root: Path) -> bool:
         """Whether the pinned version is there, whole."""
         ...

@@ -28,12 +28,12 @@ def model(tmp_path_factory):
     return write_model(tmp_path_factory.mktemp("rehearsal") / "model", CHECKOUT / "docs")
 
 
-async def rehearse(folder, model, harness, part, *, client="thin") -> Try:
+async def rehearse(folder, model, harness, part) -> Try:
     adapter_named(harness).install(HARNESS_ROOT)
     chosen = parts_of(harness)[part]
     async with Stage(folder / "stage", model, chosen.script, engines=2, tokens_per_second=120) as stage:
         rehearsal = Rehearsal(stage, HARNESS_ROOT, CHECKOUT, isolation_here())
-        choice = HarnessChoice(name=harness, client=client)
+        choice = HarnessChoice(name=harness)
         outcome = await rehearsal.run(choice, chosen, drains=1, wall_seconds=WALL_SECONDS, told=print)
         assert stage.proxy.executions.in_flight() == {}
         assert [engine.running for engine in stage.engines] == [[], []]

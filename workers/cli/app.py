@@ -45,6 +45,12 @@ def build() -> App:
     campaign.command("workers.cli.files:campaign_check", name="check", help="Check a campaign file.")
     app.command(campaign)
 
+    harness = App(name="harness", help="Harnesses.")
+    harness.command("workers.cli.harness:harness_list", name="list", help="Which there are, pinned and installed.")
+    harness.command("workers.cli.harness:harness_install", name="install", help="Install one, in a place of its own.")
+    harness.command("workers.cli.harness:harness_try", name="try", help="Run one on a tiny task; show its calls.")
+    app.command(harness)
+
     fleet = App(name="fleet", help="Fleet files.")
     fleet.command("workers.cli.files:fleet_example", name="example", help="Print the default fleet file.")
     fleet.command("workers.cli.files:fleet_check", name="check", help="Check a fleet file; wrong fields are named.")
