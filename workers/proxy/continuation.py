@@ -78,6 +78,15 @@ def carries_over(sampling: Sampling, constrained: bool) -> bool:
     return not constrained and not sampling.penalises
 
 
+def versions_of(tokens: int, newest: int, before: int) -> tuple[int, ...]:
+    """Versions of a piece whose engine has named only that of its `newest` token; `before`: of the token before it.
+
+    Where they differ, nobody knows yet at which token the weights changed. Until the engine's last word, all but the
+    newest count as sampled by the older weights: staleness is never understated.
+    """
+    return (*((min(before, newest),) * (tokens - 1)), *((newest,) * min(1, tokens)))
+
+
 def check_piece(piece: Piece, remaining: int, vocab_size: int) -> None:
     """Raises EngineUnavailable if an engine's piece cannot be trusted."""
     if not len(piece.ids) == len(piece.logprobs) == len(piece.versions):

@@ -17,7 +17,7 @@ from workers.proxy import segment_rows
 from workers.proxy.aborts import Aborts
 from workers.proxy.admission import Held
 from workers.proxy.call import LiveCall, ModelRequest
-from workers.proxy.continuation import Piece, carries_over, check_piece
+from workers.proxy.continuation import Piece, carries_over, check_piece, versions_of
 from workers.proxy.engine_record import EngineRecord
 from workers.proxy.handoffs import Handoffs
 from workers.proxy.metrics import Metrics
@@ -193,7 +193,10 @@ class Dispatcher:
 
     def _take(self, call: LiveCall, segment: Segment, record: EngineRecord, chunk: GenerateChunk, start: int) -> None:
         version = self._version(segment, record, chunk.weight_version)
-        piece = Piece(chunk.ids, chunk.logprobs, (version,) * len(chunk.ids))
+        before = call.so_far.versions[-1] if len(call.so_far.ids) > start else segment.version
+        if version < before:
+            raise EngineUnavailable(f"it went back from version {before} to {version}")
+        piece = Piece(chunk.ids, chunk.logprobs, versions_of(len(chunk.ids), version, before))
         check_piece(piece, call.so_far.remaining, self.vocabulary)
         spans = None
         if chunk.spans is not None and (chunk.finish is not None or len(chunk.spans) > 1):

@@ -55,6 +55,7 @@ FAULTS = (
     {"kind": "misaligned"},
     {"kind": "bad_id"},
     {"kind": "label"},
+    {"kind": "label", "label": "7"},
     {"kind": "clump"},
     {"kind": "hang"},
     {"kind": "stall"},
@@ -114,6 +115,7 @@ class Station:
     busy: bool = False  # somebody is changing it
     aborts: dict = field(default_factory=dict)  # rid -> what the engine had of it at each abort, in order
     ends: dict = field(default_factory=dict)  # rid -> how it ended, of every boot
+    truth: dict = field(default_factory=dict)  # rid -> the version the engine really held at each token
     died: set = field(default_factory=set)  # rids that were running when a boot died
 
     @property
@@ -197,6 +199,7 @@ class Drill:
             grammar_backend="xgrammar",
             disconnect_seconds=10**6,  # an abandoned request runs on unless it is aborted
             incremental=self.random.random() < 0.5,
+            stream_interval=self.random.choice((1, 1, 3)),
         )
         engine = PacedEngine(settings.model_copy(update={"mean_output_tokens": 40}))
         self._watched(station, engine)
@@ -217,7 +220,7 @@ class Drill:
 
     def _watched(self, station, engine):
         """Keep what the engine was asked to abort and how every request ended."""
-        abort, leave = engine.abort, engine._leave
+        abort, leave, say = engine.abort, engine._leave, engine._say
 
         def watched_abort(rid="", abort_all=False):
             if not abort_all:
@@ -231,7 +234,11 @@ class Drill:
             station.ends.setdefault(generation.rid, "fault" if unasked else generation.finish["type"])
             leave(generation)
 
-        engine.abort, engine._leave = watched_abort, watched_leave
+        def watched_say(generation):
+            station.truth.setdefault(generation.rid, []).append(int(engine.version))
+            say(generation)
+
+        engine.abort, engine._leave, engine._say = watched_abort, watched_leave, watched_say
 
     def lag(self, path):
         return self.random.choice((0.0, 0.0, 0.001, 0.05)) if path == "/abort_request" else self.random.random() * 0.01
@@ -473,6 +480,14 @@ class Drill:
         said_so_far = 0
         for segment in segments:
             versions = call.versions[said_so_far : said_so_far + segment["output_tokens"]]
+            truth = self.stations[segment["cell"]].truth.get(segment["rid"], [])
+            # Of tokens that came in one event with the first newer one, nobody may ever have said which is which.
+            wrong = [pair for pair in zip(versions, truth, strict=False) if pair[0] != pair[1]]
+            story = f"{segment['rid']}: recorded {versions}, and it was {truth}"
+            assert len(wrong) < 4, story
+            assert all(mine < real for mine, real in wrong), story
+            whole = self.stations[segment["cell"]].ends.get(segment["rid"]) == segment["ended"]
+            assert not (wrong and whole), story
             mixed = segment["mixed_kv_tokens"]
             assert all(version == segment["version"] for version in versions[: len(versions) - mixed])
             assert all(version > segment["version"] for version in versions[len(versions) - mixed :])

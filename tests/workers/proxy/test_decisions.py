@@ -4,6 +4,7 @@ import pytest
 
 from workers.proxy.admission import Held, order
 from workers.proxy.budget import output_budget
+from workers.proxy.continuation import versions_of
 from workers.proxy.dispatch import segment_seed
 from workers.proxy.placement import Demand, Engine, place, rehome
 from workflows.messages.errors import ContextOverflow
@@ -99,3 +100,17 @@ def test_seeds_are_reproducible_and_all_different():
     assert len(seeds) == 200
     assert all(0 <= seed < 2**31 for seed in seeds)
     assert segment_seed("r", "a", 1, 2, 3) == segment_seed("r", "a", 1, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "newest", "before", "versions"),
+    [
+        (0, 4, 3, ()),
+        (1, 3, 3, (3,)),
+        (1, 4, 3, (4,)),
+        (4, 4, 4, (4, 4, 4, 4)),
+        (4, 4, 3, (3, 3, 3, 4)),  # the change is somewhere in here: staleness is not understated
+    ],
+)
+def test_versions_of_a_piece(tokens, newest, before, versions):
+    assert versions_of(tokens, newest, before) == versions

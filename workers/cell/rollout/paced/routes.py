@@ -85,6 +85,8 @@ class _Routes:
 
     async def _events(self, generation: Generation) -> AsyncIterator[bytes]:
         incremental, sent, fault = self.engine.settings.incremental, 0, generation.fault
+        clump = fault.tokens if fault is not None and fault.kind is FaultKind.CLUMP else 1
+        least = max(clump, self.engine.settings.stream_interval)
         closing = (FaultKind.CLOSE, FaultKind.CLOSE_DONE, FaultKind.TORN)
         try:
             await self.engine.submit(generation)
@@ -94,7 +96,7 @@ class _Routes:
                 over, said = generation.finish is not None, len(generation.output)
                 if fault is not None and generation.fault_is(*closing):
                     over, said = False, min(said, fault.after_tokens)
-                if fault is not None and fault.kind is FaultKind.CLUMP and not over and said - sent < fault.tokens:
+                if not over and said - sent < least and not generation.fault_is(*closing):
                     continue
                 if said > sent or over:
                     answer = generation.answer(self.engine.version, since=sent if incremental else None, upto=said)

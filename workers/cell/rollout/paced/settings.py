@@ -21,6 +21,7 @@ class PacedSettings(Message):
     script: str = Field(default="", description="file of scripted replies, or module:function")
     load_seconds: float = Field(default=0.0, ge=0, description="a weight update takes that long")
     incremental: bool = Field(default=False, description="SSE events carry only what is new")
+    stream_interval: int = Field(default=1, ge=1, description="new tokens an SSE event waits for")
     vary_by_session: bool = Field(default=False, description="tokens also depend on the request's session_id")
     grammar_backend: str = Field(default="none", description="anything but none: grammars are accepted and ignored")
     disconnect_seconds: float = Field(default=2.0, ge=0, description="until a request without a client is aborted")
