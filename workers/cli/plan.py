@@ -94,10 +94,10 @@ def resized(base: Scenario, nodes: int) -> Scenario:
 
 
 def _table(report: PlanReport) -> Table:
-    table = Table(title="best set-ups", title_justify="left")
-    columns = ("policy", "cells", "split", "slots", "B", "N", "mu", "phi", "staleness", "h per 1,000", "idle T / R")
+    table = Table(title="best set-ups: hours per 1,000 executions trained", title_justify="left", padding=(0, 0))
+    columns = ("policy", "cells", "split", "slots", "B", "N", "mu", "phi", "h/1,000", "±", "idle T", "R")
     for column in columns:
-        table.add_column(column, justify="left" if column == "policy" else "right")
+        table.add_column(column, justify="left" if column == "policy" else "right", no_wrap=True)
     for one in (report.best, *report.others):
         table.add_row(*_cells(one))
     return table
@@ -113,7 +113,8 @@ def _cells(one: Finalist) -> tuple[str, ...]:
         str(one.executions_per_group),
         str(one.burst_steps),
         f"{one.carry_over:g}",
-        f"{one.staleness:g}",
-        f"{one.hours_per_thousand:.2f} ± {one.spread:.2f}",
-        f"{one.training_idle_share:.0%} / {one.rollout_idle_share:.0%}",
+        f"{one.hours_per_thousand:.4g}",
+        f"{one.spread:.2g}",
+        f"{one.training_idle_share:.0%}",
+        f"{one.rollout_idle_share:.0%}",
     )
