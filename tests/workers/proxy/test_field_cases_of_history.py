@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from harness_adapters.protocol import CallRole
 from infra.records.calls import calls_of
 from infra.records.database import open_database
 from infra.tokenizer import ChatTokenizer
@@ -260,14 +261,27 @@ def test_a_message_without_meaning_names_itself_and_leaves_no_trace(chat):
     assert history.prompt(chat, [user("a"), said("x"), user("b")]).parent == "one"
 
 
-def record(connection, prompt, call, sequence, chat, output, answer, state="finished"):
+def record(connection, prompt, call, sequence, chat, output, answer, role=CallRole.MAIN):
     rows.open_call(
-        call=call, execution="e", attempt=1, sequence=sequence, dialect="chat", role="main", prompt=prompt,
+        call=call, execution="e", attempt=1, sequence=sequence, dialect="chat", role=role, prompt=prompt,
         chain=prompt.record_key(), requested={}, imposed={}, request_sha256=call, started_at=1000.0 + sequence,
     )(connection)  # fmt: skip
     so_far = Continuation(prompt.ids, 99, output, [-0.5] * len(output), [1] * len(output))
     rows.answer_call(call, so_far, "stop", prompt.record_key(answer), "e", sequence + 1)(connection)
-    rows.call_state(call, state)(connection)
+    rows.call_state(call, "finished")(connection)
+
+
+def test_a_row_says_what_its_call_is_for_and_where_it_forked(chat):
+    history, database = History(), open_database("sqlite://", create=True)
+    with database.begin() as connection:
+        for number, role in enumerate((CallRole.MAIN, CallRole.SUB_AGENT)):
+            prompt = history.prompt(chat, [user("go")])
+            record(connection, prompt, str(number), number, chat, [5], said("a"), role)
+            history.add(str(number), prompt, chat, [5], said("a"))
+        first, second = calls_of(connection, "e")
+    database.dispose()
+    assert (first.role, first.fork_reason) == ("main", None)
+    assert (second.role, second.fork_reason, second.shared_tokens) == ("sub-agent", "sampled again", len(prompt))
 
 
 def test_a_history_read_back_goes_on_as_the_one_that_was_lost(chats):
