@@ -16,7 +16,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine, select
 
-from infra.records.schema import batches, calls, claims, executions, micro_steps, transitions
+from infra.records.schema import batches, calls, claims, executions, ledger, micro_steps, transitions
 from infra.settings.fleet import Fleet
 from infra.simulator.scenario import DEFAULT_VARIANTS, Durations, Engines, Scenario, TrainingModel, Transitions
 from infra.simulator.workload import Recorded, Work
@@ -43,6 +43,7 @@ def read_run(engine: Engine, fleet: Fleet) -> RecordedRun:
         complete = [group for group in members.values() if group]
         training = _training_seconds(connection)
         moves = _moves(connection)
+        waiting = _waiting(connection)
     per_step = round(median(len(row.groups) for row in done))
     size = round(median(len(group) for group in complete))
     by_burst = _by_burst(done)
@@ -83,8 +84,7 @@ def read_run(engine: Engine, fleet: Fleet) -> RecordedRun:
             reroute_seconds=0.0,
             boundary_seconds=_gap(by_burst, members),
         ),
-        hold_seconds=2.0,
-        supply_fraction=0.5,
+        **waiting,
         variants=DEFAULT_VARIANTS,
     )
     seconds = max(row.committed_at for row in done) - launched
@@ -163,6 +163,13 @@ def _moves(connection: Connection) -> dict[str, float]:
     for row in connection.execute(query.where(transitions.c.result == "done")):
         found[row.direction].append(row.ended_at - row.started_at)
     return {direction: fmean(values) for direction, values in found.items()}
+
+
+def _waiting(connection: Connection) -> dict[str, float]:
+    """The supply fraction and the hold interval that the scheduler decided with; empty when it never decided."""
+    query = select(ledger.c.state).where(ledger.c.kind.in_(("move", "refuse"))).order_by(ledger.c.entry).limit(1)
+    state = connection.execute(query).scalar_one_or_none() or {}
+    return {name: state[name] for name in ("supply_fraction", "hold_seconds") if name in state}
 
 
 def _slot_gap(members: dict[tuple[float, str, int], list[_Member]], slots: int) -> float:

@@ -34,6 +34,10 @@ def recorded(tmp_path: Path) -> Iterator[Engine]:
                 _add_batch(connection, burst, step, start + 40 + 20 * step)
         for direction, seconds in (("to_training", 2.0), ("to_training", 4.0), ("to_rollout", 1.0)):
             _add_move(connection, direction, seconds)
+        seen = {"supply_fraction": 0.25, "hold_seconds": 7.0}
+        connection.execute(
+            insert(schema.ledger).values(run="r", at=START, kind="refuse", cell=0, reasons=[], state=seen, token="1")
+        )
     yield engine
     engine.dispose()
 
@@ -148,6 +152,7 @@ def test_numbers_of_the_run_are_read(recorded: Engine) -> None:
     assert (told.groups_per_step, told.executions_per_group, told.steps, told.burst_steps) == (GROUPS, SIZE, 4, 2)
     assert (told.cells, told.engines.slots, told.engines.slowdown) == (3, 6, 0.0)
     assert told.staleness == 1.0 + 0.5
+    assert (told.supply_fraction, told.hold_seconds) == (0.25, 7.0)
     assert (told.transitions.to_training_seconds, told.transitions.to_rollout_seconds) == (3.0, 1.0)
     assert told.training.step_seconds == pytest.approx(6.0 * GROUPS / 3)
     assert told.training.update_seconds == pytest.approx(2.0 + 8.0)
