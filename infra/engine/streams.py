@@ -8,7 +8,7 @@ that uvicorn uses.
 import asyncio
 import ssl
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Protocol
 from urllib.parse import urlsplit
@@ -16,8 +16,14 @@ from urllib.parse import urlsplit
 import httptools
 
 CONNECT_SECONDS = 5.0
+IDLE_SECONDS = 2.0
+"""A kept connection is used again within this; servers of this kind hang up after five seconds, perhaps just then."""
+
 _KEPT = 64
 """Idle connections that are kept."""
+
+_GRACE_SECONDS = 0.2
+"""An answer of which the last event was read usually ends a moment later, and leaves its connection usable."""
 
 
 class StreamBroken(Exception):
@@ -57,11 +63,13 @@ class HttpStreams:
         self._head = "".join(f"{name}: {value}\r\n" for name, value in fixed.items())
         self._prefix, self._silence_seconds = parts.path.rstrip("/"), silence_seconds
         self._idle: deque[_Connection] = deque()
+        self._leaving: set[_Connection] = set()
         self._closed = False
 
     @asynccontextmanager
     async def post(self, path: str, content: bytes) -> AsyncIterator["_Connection"]:
-        """Send a request; the answer, once its head is here. Leaving early hangs up.
+        """Send a request; the answer, once its head is here. Leaving early hangs up, unless the answer ends by itself
+        within a moment.
 
         Raises StreamBroken.
         """
@@ -72,22 +80,29 @@ class HttpStreams:
             await connection.head()
             yield connection
         finally:
-            if connection.reusable and not self._closed and len(self._idle) < _KEPT:
-                self._idle.append(connection)
-            else:
-                connection.hang_up()
+            self._leaving.add(connection)
+            connection.leave(self._left)
 
     async def close(self) -> None:
         self._closed = True
-        while self._idle:
-            self._idle.pop().hang_up()
+        for connection in (*self._idle, *self._leaving):
+            connection.hang_up()
+        self._idle.clear()
+
+    def _left(self, connection: "_Connection") -> None:
+        self._leaving.discard(connection)
+        if connection.reusable and not self._closed and len(self._idle) < _KEPT:
+            self._idle.append(connection)
+        else:
+            connection.hang_up()
 
     async def _connection(self) -> "_Connection":
+        loop = asyncio.get_running_loop()
         while self._idle:
             connection = self._idle.pop()
-            if not connection.lost:
+            if not connection.lost and loop.time() - connection.heard_at < IDLE_SECONDS:
                 return connection
-        loop = asyncio.get_running_loop()
+            connection.hang_up()
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 _, connection = await loop.create_connection(
@@ -108,8 +123,9 @@ class _Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._heard_at = 0.0
+        self.heard_at = 0.0
         self._why = ""
+        self._left: Callable[[_Connection], None] | None = None
         self.lost = False
         self._begin()
 
@@ -125,7 +141,7 @@ class _Connection(asyncio.Protocol):
         if self._transport is None or self.lost:
             raise StreamBroken("the connection is closed")
         self._transport.write(data)
-        self._heard_at = self._loop.time()
+        self.heard_at = self._loop.time()
         self._timer = self._loop.call_later(self._silence_seconds, self._look)
 
     async def head(self) -> None:
@@ -140,9 +156,22 @@ class _Connection(asyncio.Protocol):
                 return
             await self._wait()
 
+    def leave(self, left: Callable[["_Connection"], None]) -> None:
+        """Nobody reads any more. `left` is called when it is known whether the connection is usable."""
+        self._parts.clear()
+        if self._complete or self.lost or not self._headed:
+            left(self)
+            return
+        self._left = left
+        self._rest()
+        self._timer = self._loop.call_later(_GRACE_SECONDS, self.hang_up)
+
     def hang_up(self) -> None:
         self._rest()
         self.lost = True
+        left, self._left = self._left, None
+        if left is not None:
+            left(self)
         if self._transport is not None:
             self._transport.abort()
 
@@ -152,16 +181,24 @@ class _Connection(asyncio.Protocol):
         self._transport = transport  # pyright: ignore[reportAttributeAccessIssue]
 
     def data_received(self, data: bytes) -> None:
-        self._heard_at = self._loop.time()
+        self.heard_at = self._loop.time()
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
             self._fail(f"not HTTP: {error}")
             return
-        self._wake()
+        if self._left is None:
+            self._wake()
+            return
+        self._parts.clear()
+        if self._complete:
+            left, self._left = self._left, None
+            left(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.lost = True
+        if self._left is not None:
+            self.hang_up()
         if self._headed and not self._complete and self._until_close:
             self._complete = True  # an answer without a length ends with its connection
             self._rest()
@@ -210,7 +247,7 @@ class _Connection(asyncio.Protocol):
 
     def _look(self) -> None:
         """One timer an answer, not one a token."""
-        left = self._heard_at + self._silence_seconds - self._loop.time()
+        left = self.heard_at + self._silence_seconds - self._loop.time()
         if left <= 0:
             self._fail(f"silent for {self._silence_seconds:.0f} s")
         else:

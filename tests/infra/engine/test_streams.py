@@ -5,6 +5,7 @@ import contextlib
 
 import pytest
 
+from infra.engine import streams as module
 from infra.engine.streams import HttpStreams, StreamBroken
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"
@@ -101,13 +102,40 @@ async def test_a_connection_serves_one_request_after_the_other():
         await streams.close()
 
 
-async def test_an_answer_left_early_ends_its_connection():
+async def test_an_answer_left_before_its_end_keeps_its_connection_if_the_end_comes_at_once():
+    """The reader knows which event is the last one; the bytes behind it come a moment later."""
+    end = [chunk(b"data: [DONE]\n"), b"0\r\n\r\n"]
+    async with Server(*[[CHUNKED, chunk(b"x"), *end]] * 3, pause=0.01) as server:
+        streams = streams_of(server)
+        for _ in range(3):
+            async with streams.post("/generate", b"{}") as answer:
+                assert await anext(answer.parts()) == b"x"
+            await asyncio.sleep(0.1)
+        assert server.connections == 1
+        await streams.close()
+
+
+async def test_an_answer_left_early_ends_its_connection(monkeypatch):
+    monkeypatch.setattr(module, "_GRACE_SECONDS", 0.01)
+    async with Server([CHUNKED + chunk(b"x")], end="hang") as server:
+        streams = streams_of(server)
+        async with streams.post("/generate", b"{}") as answer:
+            assert await anext(answer.parts()) == b"x"
+        await asyncio.sleep(0.05)
+        server.replies.append([CHUNKED + chunk(b"y") + b"0\r\n\r\n"])
+        assert await read(streams) == (200, b"y")
+        assert server.connections == 2
+        await streams.close()
+
+
+async def test_a_connection_that_was_idle_for_long_is_not_trusted(monkeypatch):
+    monkeypatch.setattr(module, "IDLE_SECONDS", 0.01)
     reply = [CHUNKED + chunk(b"x") + b"0\r\n\r\n"]
     async with Server(reply, reply) as server:
         streams = streams_of(server)
-        async with streams.post("/generate", b"{}"):
-            pass
-        assert await read(streams) == (200, b"x")
+        for _ in range(2):
+            assert await read(streams) == (200, b"x")
+            await asyncio.sleep(0.03)
         assert server.connections == 2
         await streams.close()
 
