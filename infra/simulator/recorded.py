@@ -84,10 +84,10 @@ def read_run(engine: Engine, fleet: Fleet) -> RecordedRun:
             reroute_seconds=0.0,
             boundary_seconds=_gap(by_burst, members),
         ),
-        **waiting,
         variants=DEFAULT_VARIANTS,
     )
     seconds = max(row.committed_at for row in done) - launched
+    scenario = Scenario.model_validate(scenario.model_dump() | waiting)
     return RecordedRun(scenario, Recorded(works), seconds, len(complete))
 
 
