@@ -26,7 +26,9 @@ def grow(seed: int, count: int, vocabulary: int) -> list[Call]:
 
     for sequence in range(count):
         role, prompt = "main", some(1, 4)
-        kind = draw.choice(["go on", "go on", "go on", "root", "sub-agent", "retry", "edit", "summary", "side"])
+        kind = draw.choice(
+            ["go on", "go on", "go on", "root", "sub-agent", "retry", "edit", "summary", "compaction", "side"]
+        )
         if whole and kind != "root":
             place = draw.randrange(len(whole))
             role = calls[place].role
@@ -36,6 +38,8 @@ def grow(seed: int, count: int, vocabulary: int) -> list[Call]:
                 prompt = prompts[place]
             elif kind == "edit":
                 prompt = whole[place][: draw.randint(0, len(whole[place]))] + some(1, 3)
+            elif kind == "compaction":
+                role, prompt = role.removesuffix("-summary").replace("side", "main"), prompts[place][:1] + some(1, 3)
             elif kind == "sub-agent":
                 role, prompt = "sub-agent", some(1, 3)
             elif kind == "summary":

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from activities.trajectories.artifact import decode_trajectory, encode_trajectory
+from activities.trajectories.branches import steps
 from activities.trajectories.growth import grow
 from activities.trajectories.harvest import harvest
 from activities.trajectories.packing import Piece, pack
@@ -40,6 +41,23 @@ def test_every_call_keeps_its_exact_context(calls, priority):
         for depth in range(tree.nodes[node].depth, tree.nodes[node].end if source >= 0 else 0):
             found[ids[: depth + 1]] = tree.calls[source].call
     assert found == {prefix: target.call for prefix, target in oracle.all_targets(expanded, priority).items()}
+
+
+@given(executions())
+def test_every_call_goes_on_from_the_longest_beginning_of_its_prompt(calls):
+    expanded = oracle.expand(calls)
+    for index, step in enumerate(steps(Tree(calls))):
+        prompt = expanded[index].prompt
+        fitting = [
+            earlier
+            for earlier in range(index)
+            if expanded[earlier].call.output.size and prompt[: len(expanded[earlier].ids)] == expanded[earlier].ids
+        ]
+        longest = max((len(expanded[earlier].ids) for earlier in fitting), default=0)
+        first = next((earlier for earlier in fitting if len(expanded[earlier].ids) == longest), None)
+        assert step.parent == first
+        known = oracle.unique_prefixes(expanded[:index])
+        assert step.shared == sum(prefix in known for prefix in oracle.unique_prefixes([expanded[index]]))
 
 
 @given(executions(), SELECTIONS, st.integers(0, 1000))
