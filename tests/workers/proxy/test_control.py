@@ -110,7 +110,7 @@ async def test_registration_is_idempotent_per_attempt(stage):
 
 async def test_the_door_is_the_law(stage):
     """Nothing reaches an engine whose door is closed, and what runs behind a door that closes goes on."""
-    engine = await stage.engine(open_door=False)
+    engine = await stage.engine(version=7, open_door=False)
     await stage.register()
     await stage.door(0, version=7)
     await stage.ask(user("a"), max_tokens=2)
