@@ -67,13 +67,13 @@ def draw(cost: SessionCost, path: Path) -> None:
     for label, each in parts.items():
         one.plot(tokens, each, ".", markersize=2.5, label=label)
     one.set_ylim(0, 60)
-    one.set_ylabel("ms of one call")
+    one.set_ylabel("CPU-ms of one call")
     one.legend(loc="upper left", fontsize=8)
     total = parts["encode what is new"].cumsum() / 1000
-    all_.plot(tokens, total, linewidth=2, label="encode what is new, all calls so far")
+    all_.plot(tokens, total, linewidth=2, label="encode what is new")
     all_.plot([0, tokens[-1]], [0, total[-1]], "--", linewidth=0.8, label="straight line")
     all_.plot(tokens, parts["find what is known"].cumsum() / 1000, linewidth=1, label="find what is known")
-    all_.set_ylabel("seconds")
+    all_.set_ylabel("CPU-s of all calls so far")
     all_.legend(loc="upper left", fontsize=8)
     for axes in (one, all_):
         axes.set_xlabel("thousand tokens of the prompt")
