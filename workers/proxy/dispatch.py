@@ -73,6 +73,8 @@ class Dispatcher:
             number, left = number + 1, segment.engine
             if ended in _ENDS:
                 return ended
+            if call.so_far.ids and call.so_far.ids[-1] in self.tokenizer.end_of_turn_ids:
+                return "stop"  # it had said all, and broke off before it could say so
             if len(call.so_far.ids) > had:
                 faults, failing_since = 0, None
             if ended != "moved":

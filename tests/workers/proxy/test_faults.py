@@ -54,6 +54,21 @@ async def test_one_bad_engine_is_not_noticed(pair, fault, ended):
     await until(lambda: not pair.proxy.table.engines["cell-1"].unsettled)
 
 
+@pytest.mark.parametrize("kind", ["close", "torn", "abort"])
+@pytest.mark.parametrize("budget", [4, 60])
+async def test_broken_off_right_behind_the_end_of_the_turn(pair, script, kind, budget):
+    """All was said, only the finish is missing: nothing is sampled behind the end of a turn."""
+    for engine in pair.engines:
+        engine.reader = PacedEngine(engine.settings.model_copy(update={"script": script(default="abc")})).reader
+    await pair.fault(1, kind=kind, after_tokens=4)
+    reply = await pair.ask(user("go"), max_tokens=budget)
+    assert reply["choices"][0]["message"]["content"] == "abc"
+    assert reply["choices"][0]["finish_reason"] == "stop"
+    (call,) = await pair.calls()
+    assert (len(call.output_ids), call.finish) == (4, "stop")
+    assert [segment["engine"] for segment in pair.segments(call)] == ["cell-1"]
+
+
 async def test_several_tokens_in_a_chunk(pair):
     """Field case 17: one chunk carries 4 tokens with 4 log-probs."""
     await pair.fault(1, kind="clump", tokens=4)
