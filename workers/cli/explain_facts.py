@@ -13,6 +13,7 @@ from infra.records.schema import batches, calls, claims, executions, micro_steps
 from workflows.messages import ids
 from workflows.messages.artifacts import ArtifactRef
 from workflows.messages.base import Message
+from workflows.messages.errors import InvalidInput
 from workflows.messages.execution import ProcessedExecution
 from workflows.messages.group import NoSignal
 
@@ -54,12 +55,15 @@ class GroupFact(Message):
 
 
 class BatchFact(Message):
+    """`unreadable`: micro-steps of the group whose payload is gone or is none."""
+
     batch: str
     version_before: int
     version_after: int | None
     committed: bool
     valid_executions: int | None
     micro_steps: tuple[MicroStepFact, ...]
+    unreadable: tuple[int, ...] = ()
 
 
 class Explanation(Message):
@@ -140,6 +144,8 @@ def verdict(
         return False, f"{batch.batch} is not committed yet"
     targets = sum(step.targets for step in batch.micro_steps)
     steps = f"{len(batch.micro_steps)} micro-step{'' if len(batch.micro_steps) == 1 else 's'}"
+    if batch.unreadable:
+        steps += f" that can still be read (not {', '.join(map(str, batch.unreadable))})"
     return True, (
         f"{targets} targets in {steps} of {batch.batch}, which took version {batch.version_before} to "
         f"{batch.version_after}, each with {group.advantage:+.4g} / {processed.target_tokens}"
@@ -185,8 +191,13 @@ def _batch(connection: Connection, objects: ObjectStore, group: GroupRow, execut
     counted = {done["index"]: done for done in row.accepted or ()}
     own = (micro_steps.c.batch == row.batch) & (micro_steps.c.group_id == group.group_id)
     steps: list[MicroStepFact] = []
+    unreadable: list[int] = []
     for packed_row in connection.execute(select(micro_steps).where(own).order_by(micro_steps.c.micro_step)):
-        step = decode(objects.read(packed_row.uri))
+        try:
+            step = decode(objects.read(packed_row.uri))
+        except (FileNotFoundError, InvalidInput):
+            unreadable.append(packed_row.micro_step)
+            continue
         fact = _micro_step(step, packed_row, execution, counted.get(packed_row.micro_step), connection)
         if fact is not None:
             steps.append(fact)
@@ -197,6 +208,7 @@ def _batch(connection: Connection, objects: ObjectStore, group: GroupRow, execut
         committed=row.committed_at is not None,
         valid_executions=row.normalizer,
         micro_steps=tuple(steps),
+        unreadable=tuple(unreadable),
     )
 
 

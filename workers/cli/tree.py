@@ -67,7 +67,7 @@ def tree(
         return
     show(shown, Console(), turns=turns)
     if not is_stored:
-        Console().print("[yellow]not processed yet: what would be chosen now, with the default settings[/]")
+        Console().print("[yellow]no trajectory is stored: what would be chosen now, with the default settings[/]")
 
 
 def find_execution(engine: Engine, name: str) -> str:
@@ -85,14 +85,17 @@ def find_execution(engine: Engine, name: str) -> str:
 
 
 def grown_tree(manifest: RunManifest, engine: Engine, execution: str) -> tuple[GrownTree, bool]:
-    """The tree from the records, with the settings its stored trajectory names; False: nothing is stored yet."""
+    """The tree from the records, with the settings its stored trajectory names; False: none is stored, or no longer."""
     row = ExecutionRecords(engine).get(execution)
     with engine.connect() as connection:
         recorded = load_calls(connection, execution)
         seed = connection.execute(select(executions.c.seed).where(executions.c.execution == execution)).scalar_one()
-    if row is None or row.processed is None:
+    try:
+        if row is None or row.processed is None:
+            raise FileNotFoundError(execution)
+        header = decode_trajectory(ObjectStore(manifest.object_store_url).get(row.processed.payload)).header
+    except FileNotFoundError:
         return grow(execution, recorded, seed=seed, selection=Selection()), False
-    header = decode_trajectory(ObjectStore(manifest.object_store_url).get(row.processed.payload)).header
     return grow(execution, recorded, seed=header.seed, selection=header.selection), True
 
 

@@ -131,3 +131,16 @@ def test_a_failed_grader_and_an_old_execution_say_so(run):
     run.admit(max_staleness=0)
     assert answer(run, 2) == (False, "left out at admission: evaluator_failed")
     assert answer(run, 0) == (False, "left out at admission: stale: 1 versions old")
+
+
+def test_payloads_that_are_gone_are_said_to_be(run, capsys):
+    run.admit()
+    run.pack()
+    run.commit()
+    for file in [*run.folder.glob("objects/**/*.safetensors")]:
+        file.unlink()
+    trained, why = answer(run)
+    assert trained
+    assert "0 targets in 0 micro-steps that can still be read (not 0)" in why
+    tree("first/0000/00", run_dir=run.folder)
+    assert "no trajectory is stored" in capsys.readouterr().out
