@@ -131,6 +131,8 @@ async def measure(
     """Run the session with its records in `folder`."""
     dialect.load()
     tokenizer = ChatTokenizer(model)
+    gc.collect()
+    gc.freeze()  # as the proxy does
     database = open_database(f"sqlite:///{folder / 'session.db'}", create=True)
     empty = _disk(folder)
     recorder = Recorder(database)

@@ -5,6 +5,7 @@ closed execution 410, both in the dialect of the route. No admin route is here.
 """
 
 import asyncio
+import gc
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -19,7 +20,7 @@ from harness_adapters.protocol import CallRole
 from harness_adapters.registry import adapters
 from workers.proxy.broker import Broker
 from workers.proxy.call import CallError, ModelRequest
-from workers.proxy.dialect import DIALECTS, Dialect, chat, messages_reply, wire
+from workers.proxy.dialect import DIALECTS, Dialect, chat_reply, messages_reply, wire
 from workers.proxy.executions import Executions, LiveExecution
 from workers.proxy.metrics import Metrics
 from workers.proxy.reply import Reply, error_response, read_body
@@ -104,7 +105,7 @@ class _Public:
         if anthropic:
             await self._types(DIALECTS["messages"])
             return _json(messages_reply.models(self._model, self._broker.context_tokens))
-        return _json(chat.models(self._model))
+        return _json(chat_reply.models(self._model))
 
     async def _read(self, request: Request, dialect: Dialect, execution: LiveExecution) -> ModelRequest | Response:
         """The request, or the response to one that is too large. Raises InvalidRequest."""
@@ -133,6 +134,7 @@ class _Public:
         if dialect.name not in _LOADED:
             await asyncio.to_thread(dialect.load)
             _LOADED.add(dialect.name)
+            gc.freeze()  # what a package brings stays: no collection has to look at it again and hold up the streams
 
     def _who(self, request: Request) -> LiveExecution | CallError:
         headers = request.headers

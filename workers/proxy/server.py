@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import json
 import logging
 import signal
@@ -176,6 +177,8 @@ async def serve(run_dir: Path) -> None:
         admin_key=secrets.admin_key,
         settings=ProxySettings.of(run_dir),
     )
+    gc.collect()
+    gc.freeze()
     servers = [
         _Server(
             uvicorn.Config(
