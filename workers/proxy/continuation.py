@@ -23,13 +23,17 @@ class Piece:
 
 @dataclass
 class Continuation:
-    """`prompt`: ids the request started with; `budget`: output tokens it may have in all."""
+    """`prompt`: ids the request started with; `budget`: output tokens it may have in all.
+
+    `floor`: weights that have worked on it, even if they have said nothing yet.
+    """
 
     prompt: list[int]
     budget: int
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
+    floor: int | None = None
 
     @property
     def remaining(self) -> int:
@@ -43,7 +47,8 @@ class Continuation:
     @property
     def newest_version(self) -> int | None:
         """No later segment may run on older weights than this."""
-        return max(self.versions, default=None)
+        known = [version for version in (self.floor, *self.versions[-1:]) if version is not None]
+        return max(known, default=None)
 
     @property
     def spans(self) -> list[tuple[int, int]]:

@@ -143,6 +143,10 @@ class Dispatcher:
             if ended in _FAULTS and (segment.is_cut or segment.is_lost or (ended != "died" and not record.door_open)):
                 ended = "moved"
             segment.moved = ended == "moved"
+            # Brought to newer weights in place, it may hold KV of both: an older engine must not find that.
+            newer = max(record.version or 0, record.coming or 0)
+            if newer > segment.version:
+                call.so_far.floor = max(newer, call.so_far.floor or 0)
             self.table.release(segment)
             self.aborts.end(record, segment)
             written = "abort" if ended in ("moved", "short") else ended

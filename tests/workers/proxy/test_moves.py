@@ -3,7 +3,6 @@
 import asyncio
 import json
 
-import httpx2
 import pytest
 
 from tests.workers.proxy.conftest import QUICK, Stage, execution_name, padded, sse, text_of, until, user
@@ -241,55 +240,6 @@ async def test_a_cut_off_character_is_replaced_once(stage, script):
     assert reply["choices"][0]["message"]["content"] == "ab�"
     events, _ = sse((await stage.post(user("go again"), stream=True, max_tokens=4)).text)
     assert text_of(events) == "ab�"
-
-
-async def test_versions_are_those_the_engine_says(stage):
-    """Field case 24: published in place in mid-answer, and then no older engine gets the rest."""
-    engine = await stage.engine(version=3, **SLOW)
-    await stage.engine(version=3, open_door=False, **SLOW)
-    await stage.register()
-    asking = asyncio.create_task(streamed(stage, 60))
-    await stage.speaking(0, 5)
-    await stage.door(0, open_door=False, version=4)  # announced: it is brought there in place
-    async with httpx2.AsyncClient(base_url=stage.url(0), verify=False) as direct:
-        await direct.post("/pause_generation", json={"mode": "in_place"})
-        told = len(engine.running[0].output)
-        await direct.post("/update_weight_version", json={"new_version": "4", "abort_all_requests": False})
-        await direct.post("/continue_generation", json={})
-    await until(lambda: len(engine.running[0].output) >= told + 5)
-    await stage.door(1, version=3)
-    await stage.cancel(0)
-    stage.speed(0, 2000)
-    await asyncio.sleep(0.3)
-    assert not stage.engines[1].running  # it has a token of version 4
-    assert (await stage.control.state()).waiting == 1
-    await stage.door(0, version=4)
-    call = await checked(stage, await asking, 60)
-    assert call.version_spans == ((3, told), (4, 60 - told))
-    mixed, pure = stage.segments(call)
-    assert (mixed["mixed_kv_tokens"], pure["mixed_kv_tokens"]) == (mixed["output_tokens"] - told, 0)
-
-
-async def test_weights_nobody_announced_do_not_answer(stage):
-    """The door was opened at version 3: what says that it is 4 has been changed behind our back."""
-    await stage.engine(version=3, **SLOW)
-    await stage.engine(version=3, open_door=False, **ENDLESS)
-    await stage.register()
-    asking = asyncio.create_task(streamed(stage, 60))
-    await stage.speaking(0, 5)
-    async with httpx2.AsyncClient(base_url=stage.url(0), verify=False) as direct:
-        await direct.post("/update_weight_version", json={"new_version": "4", "abort_all_requests": False})
-    await stage.door(1, version=3)
-    call = await checked(stage, await asking, 60)
-    assert call.version_spans == ((3, 60),)
-    assert stage.segments(call)[0]["ended"] == "died"
-
-
-async def test_unpublished_weights_do_not_answer(stage):
-    await stage.engine(version="default", open_door=False)
-    await stage.door(0, version=1)
-    await stage.register()
-    assert (await stage.post(user("go"), max_tokens=3)).status_code == 503
 
 
 async def test_requests_wait_while_every_door_is_closed(stage):
