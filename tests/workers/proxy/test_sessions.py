@@ -180,3 +180,55 @@ def test_a_later_question_forks_once(tmp_path_factory, manner):
     assert reasons[2] == ("template", len(first.ids))
     last = history.prompt(family.chat, messages)
     assert (last.fork_reason, last.parent, last.shared) == ("template", "2", len(history.turn("2").prompt))
+
+
+edits = st.lists(
+    st.tuples(
+        st.integers(0, 5),  # which conversation
+        st.integers(0, 8),  # how many of its last messages are dropped
+        st.lists(st.sampled_from(["user", "assistant", "tool", "two calls"]), max_size=2),  # what comes instead
+        written,
+        st.booleans(),  # whether the answer calls a tool
+    ),
+    min_size=2,
+    max_size=8,
+)
+
+
+@given(edits)
+@settings(deadline=None, max_examples=40, phases=PHASES)
+def test_rolled_back_and_rewritten_histories_equal_rendering_at_once(family, steps):
+    """Whatever a harness drops, inserts and rewrites: what is known is used again, and never wrongly."""
+    chat, history = family.chat, History()
+    talks = [[{"role": "system", "content": "rules"}, {"role": "user", "content": "q"}]]
+    for number, (which, dropped, inserted, text, calls) in enumerate(steps):
+        talk = talks[which % len(talks)]
+        talk = talk[: max(2, len(talk) - dropped)]
+        for kind in inserted:
+            function = {"name": "look", "arguments": '{"at": "x"}'}
+            many = 2 if kind == "two calls" and family.name != "llama" else 1
+            wanted = [{"id": f"h{number}.{i}", "type": "function", "function": function} for i in range(many)]
+            talk = [
+                *talk,
+                {"role": "assistant", "content": "", "tool_calls": wanted}
+                if kind == "two calls"
+                else {"role": kind, "content": text or "said", **({"tool_call_id": "h"} if kind == "tool" else {})},
+            ]
+        prompt = history.prompt(chat, talk, TOOLS)
+        assert prompt.ids == chat.render(talk, tools=TOOLS, clock=history.clock)
+        if prompt.parent is not None:
+            assert prompt.ids[: prompt.shared] == history.turn(prompt.parent).ids(prompt.shared).tolist()
+            assert (prompt.fork_reason is None) == (prompt.shared == len(history.turn(prompt.parent)))
+        wanted = [("look", {"n": number})] if calls else []
+        text = "" if wanted else text or "yes"
+        answer = {"role": "assistant", "content": text}
+        if wanted:
+            function = {"name": "look", "arguments": dumped({"n": number})}
+            answer["tool_calls"] = [{"id": f"c{number}", "type": "function", "function": function}]
+        history.add(str(number), prompt, chat, family.sampled(None, text, wanted), answer)
+        new = (
+            {"role": "tool", "tool_call_id": f"c{number}", "content": "r"}
+            if calls
+            else {"role": "user", "content": "u"}
+        )
+        talks.append([*talk, answer, new])
