@@ -1,9 +1,11 @@
 """The harness host as a process, under a real Temporal: killed, terminated behind its back, stopped."""
 
 import asyncio
+import base64
 import http.server
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -240,3 +242,25 @@ async def test_cancelling_the_workflow_ends_the_harness(manifest, start_host, cl
     await handle.cancel()
     await until(lambda: living(marked(str(folder.root))) == [])
     assert os.path.exists(folder.run(1) / "result.json")
+
+
+async def test_no_secret_enters_the_history_of_an_execution(manifest, start_host, client):
+    spec = spec_of(manifest, 'printf %s "$OPENAI_API_KEY" > key; printf %s "$OPENAI_BASE_URL" > url; env; exit 1')
+    folder = ExecutionFolder.of(manifest.workspaces, spec)
+    start_host()
+    handle = await client.start_workflow("WholeExecution", spec, id=execution_of(spec), task_queue="host-test")
+    await handle.result()
+    token, admin_key = (folder.app / "key").read_text(), Secrets.of(manifest.folder).admin_key
+    assert len(token) > 30
+    assert token in (folder.app / "url").read_text()
+    exported = (await handle.fetch_history()).to_json()
+    payloads = [base64.b64decode(data).decode(errors="replace") for data in re.findall(r'"data": "([^"]+)"', exported)]
+    assert any(execution_of(spec).split("/")[0] in payload for payload in payloads)  # payloads are really read
+    for text in (exported, *payloads):
+        assert token not in text
+        assert admin_key not in text
+    # The agent's own environment holds its token and nothing else of ours.
+    printed = (folder.run(1) / "stdout.log").read_text()
+    assert admin_key not in printed
+    assert [line for line in printed.splitlines() if token in line and not line.startswith("OPENAI_")] == []
+    assert not folder.token.exists()
