@@ -47,6 +47,7 @@ class FakeCell:
         self.batch: str | None = None
         self.accumulated: dict[int, int] = {}
         self.sealed = False
+        self.held = False
         self.dead = False
         self.highest_lease = 0
         self.stream: Worker | None = None
@@ -258,7 +259,9 @@ class FakeCell:
         begun = time.monotonic()
         activity.heartbeat()
         while time.monotonic() < begun + self.world.micro_step_seconds or not self.world.may_finish(self):
+            self.held = True
             await asyncio.sleep(0.1)
             if self.dead:
                 await self.world.faults.hang()
             activity.heartbeat()
+        self.held = False

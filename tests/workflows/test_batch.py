@@ -16,7 +16,7 @@ async def both_train(world: FakeWorld):
     """A burst with core and satellite in training, each with one micro-step in its sum and held at the next one."""
     world.micro_steps, world.may_finish = 3, lambda cell: not cell.accumulated
     burst = await world.start_burst(**WIDE)
-    await world.eventually(lambda: all(world.cells[cell].accumulated for cell in (0, 1)), seconds=200)
+    await world.eventually(lambda: all(world.cells[cell].accumulated and world.cells[cell].held for cell in (0, 1)))
     return burst
 
 
