@@ -110,10 +110,21 @@ async def test_an_account_that_differs_voids_the_whole_gradient_of_its_cell(worl
     assert len(emissions(world)) > 12
 
 
-async def test_a_micro_step_whose_answer_is_lost_counts_once(world: FakeWorld):
+async def test_a_micro_step_whose_answer_is_lost_counts_once(make_world):
+    """The same cell is asked again and knows it has it."""
+    world = await make_world((8,))
+    world.micro_steps = 3
     world.faults.add("run_micro_step", error=ActorUnavailable("no answer"), after=True, times=2)
-    await committed(world, await both_train(world))
+    assert await committed(world, await world.start_burst(**WIDE)) == {"0": 12}
     assert len(emissions(world)) == 14
+
+
+async def test_a_lost_answer_that_another_cell_repeats_counts_once(world: FakeWorld):
+    """The first cell's account then holds what did not count there, so its whole gradient is computed again."""
+    burst = await both_train(world)
+    world.faults.add("run_micro_step", error=ActorUnavailable("no answer"), after=True, times=2)
+    await committed(world, burst)
+    assert len(emissions(world)) >= 14
 
 
 @pytest.mark.slow
