@@ -26,8 +26,7 @@ from infra.tokenizer import ChatTokenizer
 from workers.proxy import rows
 from workers.proxy.call import ModelRequest
 from workers.proxy.continuation import Continuation
-from workers.proxy.dialect import chat as dialect
-from workers.proxy.dialect import wire
+from workers.proxy.dialect import DIALECTS, wire
 from workers.proxy.history import History, Prompt
 from workers.proxy.recorder import Recorder
 
@@ -129,7 +128,7 @@ async def measure(
     model: Path, folder: Path, *, calls: int, tokens: int, told: Callable[[str], None]
 ) -> tuple[SessionCost, Figures]:
     """Run the session with its records in `folder`."""
-    dialect.load()
+    DIALECTS["chat"].load()
     tokenizer = ChatTokenizer(model)
     gc.collect()
     gc.freeze()  # as the proxy does
@@ -265,7 +264,7 @@ def _logprobs(count: int, seed: int) -> list[float]:
 
 
 def _read(raw: bytes) -> ModelRequest:
-    return dialect.parse(wire.loads(raw), {})
+    return DIALECTS["chat"].parse(wire.loads(raw), {})
 
 
 def _prose(draw: random.Random, words: int) -> str:

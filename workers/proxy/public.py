@@ -20,7 +20,7 @@ from harness_adapters.protocol import CallRole
 from harness_adapters.registry import adapters
 from workers.proxy.broker import Broker
 from workers.proxy.call import CallError, ModelRequest
-from workers.proxy.dialect import DIALECTS, Dialect, chat, messages_reply, wire
+from workers.proxy.dialect import DIALECTS, Dialect, chat_reply, messages_reply, wire
 from workers.proxy.executions import Executions, LiveExecution
 from workers.proxy.metrics import Metrics
 from workers.proxy.reply import Reply, error_response, read_body
@@ -105,7 +105,7 @@ class _Public:
         if anthropic:
             await self._types(DIALECTS["messages"])
             return _json(messages_reply.models(self._model, self._broker.context_tokens))
-        return _json(chat.models(self._model))
+        return _json(chat_reply.models(self._model))
 
     async def _read(self, request: Request, dialect: Dialect, execution: LiveExecution) -> ModelRequest | Response:
         """The request, or the response to one that is too large. Raises InvalidRequest."""

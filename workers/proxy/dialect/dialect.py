@@ -7,7 +7,15 @@ from typing import Any, Protocol
 from harness_adapters.protocol import CallRole
 from workers.proxy.answer import Event
 from workers.proxy.call import CallError, LiveCall, ModelRequest
-from workers.proxy.dialect import chat, messages, messages_reply, responses, responses_reply
+from workers.proxy.dialect import (
+    chat,
+    chat_reply,
+    messages,
+    messages_reply,
+    responses,
+    responses_items,
+    responses_reply,
+)
 from workers.proxy.dialect.logprobs import Logprobs
 from workflows.messages.errors import InvalidRequest
 
@@ -70,22 +78,22 @@ DIALECTS = {
     chat.NAME: Dialect(
         chat.NAME,
         chat.parse,
-        chat.ChatStream,
-        chat.whole,
-        chat.error_body,
-        chat.refusal,
+        chat_reply.ChatStream,
+        chat_reply.whole,
+        chat_reply.error_body,
+        chat_reply.refusal,
         _no_stream,
-        chat.load,
+        _all(chat.CHECKED.load, chat_reply.load),
     ),
     responses.NAME: Dialect(
         responses.NAME,
         responses.parse,
         responses_reply.ResponsesStream,
-        responses_reply.whole,
-        chat.error_body,
+        responses_items.whole,
+        chat_reply.error_body,
         responses_reply.refusal,
         responses_reply.refused_stream,
-        _all(responses.CHECKED.load, responses_reply.load),
+        _all(responses.CHECKED.load, responses_items.load),
     ),
     messages.NAME: Dialect(
         messages.NAME,

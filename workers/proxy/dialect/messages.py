@@ -35,7 +35,7 @@ CHECKED = wire.Checked(_params, _READ, {"model": "policy", "max_tokens": 1})
 def parse(raw: Any, headers: Mapping[str, str], role: CallRole = CallRole.MAIN) -> ModelRequest:
     """Raises InvalidRequest that names the field this proxy cannot serve. Without max_tokens (count_tokens has none)
     the budget is the context that is left."""
-    body = _checked(raw)
+    body = CHECKED.check(wire.with_contents(raw))
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise InvalidRequest("a non-empty list is expected", field="messages")
@@ -63,16 +63,6 @@ def parse(raw: Any, headers: Mapping[str, str], role: CallRole = CallRole.MAIN) 
         calls_allowed=allowed and bool(tools),
         single_call=single,
     )
-
-
-def _checked(raw: Any) -> dict[str, Any]:
-    """The body without its nulls, its messages with null or missing content as empty text (legal in a replay)."""
-    if not isinstance(raw, Mapping) or not isinstance(raw.get("messages"), list):
-        return CHECKED.check(raw)
-    messages = [
-        {**m, "content": ""} if isinstance(m, Mapping) and m.get("content") is None else m for m in raw["messages"]
-    ]
-    return CHECKED.check({**raw, "messages": messages})
 
 
 def _system(system: Any) -> list[dict[str, Any]]:

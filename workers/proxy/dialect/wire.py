@@ -133,6 +133,17 @@ def _is_branch(part: Any) -> bool:
     return isinstance(part, str) and (part[:1].isupper() or "[" in part or part in ("str", "int", "float", "bool"))
 
 
+def with_contents(raw: Any) -> Any:
+    """A body whose messages all have a content: null or none at all is legal wherever clients send it, whatever the
+    type says of the role."""
+    if not isinstance(raw, Mapping) or not isinstance(raw.get("messages"), list):
+        return raw
+    messages = [
+        {**m, "content": ""} if isinstance(m, Mapping) and m.get("content") is None else m for m in raw["messages"]
+    ]
+    return {**raw, "messages": messages}
+
+
 def stops_of(value: Any, field: str) -> tuple[str, ...]:
     stops = [value] if isinstance(value, str) else list(value or [])
     if len(stops) > MAX_STOPS or not all(isinstance(stop, str) and stop for stop in stops):
