@@ -1,8 +1,10 @@
-"""Executions in a simulated run: queue, launch, engines, time limit, groups that become ready.
+"""Executions in a simulated run: queue, launch, engines, time limit, scoring, groups that become ready.
 
-Invariants: 0 <= finished <= launched <= dispatched; an execution ends once.
+Invariants: 0 <= finished <= launched <= dispatched; an execution ends once. As in the live system an execution is
+running until it is scored, and counts for the waterlevel until then.
 """
 
+import sys
 from collections import deque
 from dataclasses import dataclass
 
@@ -67,12 +69,22 @@ class Executions:
         self.running: dict[Key, tuple[Cell | None, float]] = {}
         self.homeless: dict[Key, tuple[float, float]] = {}
         self.deadlines: deque[tuple[float, Key]] = deque()
+        self.to_score: deque[Key] = deque()
+        self.scoring: set[Key] = set()
+        told = scenario.engines
+        self.harness_slots = told.harness_slots or sys.maxsize
+        self.evaluator_slots = told.evaluator_slots or sys.maxsize
         self.timed_out = self.rerouted = 0
         self.execution_seconds = self.query_seconds = 0.0
         self.queries = self.long_queries = 0
 
     def _look(self) -> None:
         """After an event."""
+
+    @property
+    def in_harness(self) -> int:
+        """Running executions that are not waiting for their score, or being scored."""
+        return len(self.running) - len(self.to_score) - len(self.scoring)
 
     def _dispatch(self, group: int, version: int) -> None:
         size = len(self.workload.group(group))
@@ -119,6 +131,7 @@ class Executions:
         serving = self._serving()
         capacity = sum(cell.engine.slots for cell in serving)
         count = launchable(capacity, len(self.running), len(self.queue))
+        count = min(count, max(0, self.harness_slots - self.in_harness))
         touched = set[Cell]()
         for _ in range(count):
             key = self.queue.popleft()
@@ -155,16 +168,16 @@ class Executions:
 
     def _engine_wakes(self, cell: Cell) -> None:
         for key in cell.engine.ended(self.env.now):
-            self._close(key)
+            self._end(key)
         self._schedule(cell)
         self._look()
 
     def _deadline(self, _event: object) -> None:
-        """The overall time limit of the executions launched first."""
-        now, touched = self.env.now, set[Cell]()
-        while self.deadlines and (self.deadlines[0][0] <= now + 1e-6 or self.deadlines[0][1] not in self.running):
+        """The overall time limit of the executions launched first; what is in scoring has kept it."""
+        now, touched, before = self.env.now, set[Cell](), self.timed_out
+        while self.deadlines and (self.deadlines[0][0] <= now + 1e-6 or not self._in_harness(self.deadlines[0][1])):
             _, key = self.deadlines.popleft()
-            if key in self.running:
+            if self._in_harness(key):
                 cell = self.running[key][0]
                 if cell is None:
                     self.homeless.pop(key)
@@ -172,42 +185,65 @@ class Executions:
                     cell.engine.take(now, key)
                     touched.add(cell)
                 self.timed_out += 1
-                self._close(key)
+                self._end(key)
         for cell in touched:
             self._schedule(cell)
         if self.deadlines:
             self.env.timeout(self.deadlines[0][0] - now).callbacks.append(self._deadline)
-        if touched:
+        if self.timed_out > before:
             self._look()
 
-    def _close(self, key: Key) -> None:
-        """The execution ends; scored, it may complete its group."""
-        _, launched_at = self.running.pop(key)
+    def _in_harness(self, key: Key) -> bool:
+        return key in self.homeless or self.running.get(key, (None, 0.0))[0] is not None
+
+    def _end(self, key: Key) -> None:
+        """The harness is over: what is left is scored."""
+        launched_at = self.running[key][1]
         seconds = self.env.now - launched_at
-        self.finished += 1
+        self.running[key] = (None, launched_at)
         self.execution_seconds += seconds
         self.gauge.execution_done(seconds)
         group = self.open[key[0]]
+        group.longest = max(group.longest, seconds)
+        if self.scenario.engines.evaluation_seconds > 0:
+            self.to_score.append(key)
+            self._score()
+        else:
+            self._close(key)
+
+    def _score(self) -> None:
+        """Start what evaluators have room for."""
+        while self.to_score and len(self.scoring) < self.evaluator_slots:
+            key = self.to_score.popleft()
+            self.scoring.add(key)
+            timeout = self.env.timeout(self.scenario.engines.evaluation_seconds)
+            timeout.callbacks.append(lambda _, key=key: self._scored(key))
+
+    def _scored(self, key: Key) -> None:
+        self.scoring.remove(key)
+        self.gauge.evaluation_done(self.scenario.engines.evaluation_seconds)
+        self._close(key)
+        self._score()
+        self._look()
+
+    def _close(self, key: Key) -> None:
+        """Counted once; the last of a group makes it ready."""
+        del self.running[key]
+        self.finished += 1
+        group = self.open[key[0]]
         group.left -= 1
         group.weight += self._work(key).weight
-        group.longest = max(group.longest, seconds)
         if group.left:
             return
         self.queries += 1
         self.query_seconds += group.longest
         self.long_queries += group.longest >= LONG_SECONDS
-        delay = self.scenario.engines.evaluation_seconds
-        if delay > 0:
-            self.env.timeout(delay).callbacks.append(lambda _: self._ready(key[0], look=True))
-        else:
-            self._ready(key[0], look=False)
+        self._ready(key[0])
 
-    def _ready(self, index: int, *, look: bool) -> None:
+    def _ready(self, index: int) -> None:
         group = self.open.pop(index)
         size = len(self.workload.group(index))
         told, cells = self.scenario.training, len(self.cells)
         seconds = told.step_seconds * cells / self.scenario.groups_per_step * group.weight / size
         scale = self.gauge.phase(self._step_of(index)).training_scale
         self.ready.append(ReadyGroup(index, group.version, seconds * scale, self.env.now))
-        if look:
-            self._look()

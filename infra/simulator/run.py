@@ -13,6 +13,7 @@ from workflows.messages.errors import Permanent
 from workflows.messages.fleet import CellRole
 from workflows.messages.transition import Direction
 from workflows.policy import registry
+from workflows.policy.component import Component, Plan
 from workflows.policy.dispatch import top_up
 from workflows.policy.memory import Memory
 from workflows.policy.staleness import expected_staleness
@@ -181,6 +182,8 @@ class Simulation(Executions):
     def _carry_out(self, decision: Decision) -> None:
         self.trace.decisions.append((self.env.now, decision.reason.value, decision.detail))
         self.moves += 1
+        if decision.plan is not None and decision.cell is None:
+            self._at(self.env.now + decision.plan.migration_seconds, self._shift_slots, decision.plan)
         movers = [self.cells[index] for index in decision.movers]
         if decision.direction is Direction.TO_TRAINING:
             for cell in movers:
@@ -192,6 +195,14 @@ class Simulation(Executions):
             for cell in movers:
                 self._to_rollout(cell)
         self._launch()
+
+    def _shift_slots(self, plan: Plan) -> None:
+        """Processor slots are created on one side, then given up on the other."""
+        units = plan.units if plan.receiver is Component.EVALUATOR else -plan.units
+        self.evaluator_slots += units
+        self.harness_slots -= units
+        self._score()
+        self._look()
 
     def _trains(self, cell: Cell) -> None:
         self._set_role(cell, CellRole.TRAINING)

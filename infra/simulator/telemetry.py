@@ -8,10 +8,18 @@ import numpy as np
 
 from infra.simulator.scenario import Phase, Scenario
 from workflows.messages.fleet import CellRole
-from workflows.policy.component import CELLS, Component, ComponentView, Measurement, Strategy
+from workflows.policy.component import CELLS, SLOTS, Component, ComponentView, Measurement, Strategy
 
 if TYPE_CHECKING:
     from infra.simulator.run import Simulation
+
+SLOT_SECONDS = 1.0
+"""What a processor slot takes to stop or to start."""
+
+
+def busy_slots(busy: int, slots: int) -> list[float]:
+    """The load of each slot: the first `busy` ones are at work."""
+    return [1.0] * min(busy, slots) + [0.0] * max(0, slots - busy)
 
 
 class Gauge:
@@ -22,7 +30,8 @@ class Gauge:
         self._rng = np.random.default_rng([scenario.seed, 77])
         self._phases = sorted(scenario.phases, key=lambda phase: phase.from_step)
         self._executions: list[float] = []
-        self._windows: dict[Component, list[Measurement]] = {Component.ROLLOUT: [], Component.TRAINING: []}
+        self._evaluations: list[float] = []
+        self._windows: dict[Component, list[Measurement]] = {name: [] for name in Component}
         self._peak = self._previous_peak = 0
 
     def phase(self, step: int) -> Phase:
@@ -40,50 +49,70 @@ class Gauge:
     def execution_done(self, seconds: float) -> None:
         self._executions.append(seconds)
 
+    def evaluation_done(self, seconds: float) -> None:
+        self._evaluations.append(seconds)
+
     def batch_done(self, groups: int, seconds: float) -> None:
         """A batch took `seconds` of cell time; closes the window of every component."""
-        training = Measurement(items=groups, busy_seconds=self._noisy(seconds), load=1.0)
-        self._windows[Component.TRAINING].append(training)
-        if self._executions:
-            busy = self._noisy(sum(self._executions))
-            window = Measurement(items=len(self._executions), busy_seconds=busy, load=1.0)
-            self._windows[Component.ROLLOUT].append(window)
-        self._executions = []
+        self._close(Component.TRAINING, groups, seconds)
+        for name, done in (
+            (Component.ROLLOUT, self._executions),
+            (Component.HARNESS, self._executions),
+            (Component.EVALUATOR, self._evaluations),
+        ):
+            if done:
+                self._close(name, len(done), sum(done))
+        self._executions, self._evaluations = [], []
         self._previous_peak, self._peak = self._peak, 0
 
+    def _close(self, name: Component, items: int, seconds: float) -> None:
+        self._windows[name].append(Measurement(items=items, busy_seconds=self._noisy(seconds), load=1.0))
+
     def components(self, simulation: Simulation) -> tuple[ComponentView, ...]:
-        """Rollout and training now, with the windows not yet taken."""
-        told = self._scenario
-        rollout = [cell for cell in simulation.cells if cell.role is CellRole.ROLLOUT]
-        at_work = simulation.trainer.cells
-        cost = {
-            Component.ROLLOUT: told.transitions.to_rollout_seconds,
-            Component.TRAINING: told.transitions.to_training_seconds,
-        }
-        loads = {
-            Component.ROLLOUT: [min(1.0, cell.engine.count / cell.engine.slots) for cell in rollout],
-            Component.TRAINING: [float(busy) for busy in at_work.values()],
-        }
+        """The components now, with the windows not yet taken; processor slots where both kinds are limited."""
+        told, moves = self._scenario, self._scenario.transitions
+        engines = [cell.engine for cell in simulation.cells if cell.role is CellRole.ROLLOUT]
+        serving = [engine.count / engine.slots for engine in engines]
+        training = [float(busy) for busy in simulation.trainer.cells.values()]
         slots = told.engines.slots / len(simulation.cells)
-        items = told.groups_per_step * told.executions_per_group
-        views = []
-        for name, shares in loads.items():
-            is_rollout = name is Component.ROLLOUT
-            peak = max(self._peak, self._previous_peak, 1) if is_rollout else float(told.groups_per_step)
-            views.append(
-                ComponentView(
-                    name=name,
-                    resource=CELLS,
-                    units=len(shares),
-                    slots_per_unit=slots if is_rollout else 1.0,
-                    peak_items=peak,
-                    items_per_iteration=items if is_rollout else told.groups_per_step,
-                    utilisations=tuple(min(1.0, self._noisy(share)) for share in shares),
-                    recent=tuple(self._windows[name]),
-                    strategies={Strategy.SUSPEND: cost[name] / 2},
-                )
-            )
+        groups = told.groups_per_step
+        executions = groups * told.executions_per_group
+        peak = float(max(self._peak, self._previous_peak, 1))
+        back, forth = moves.to_rollout_seconds / 2, moves.to_training_seconds / 2
+        views = [
+            self._view(Component.ROLLOUT, CELLS, serving, slots, peak, executions, back),
+            self._view(Component.TRAINING, CELLS, training, 1.0, groups, groups, forth),
+        ]
+        if told.engines.harness_slots and told.engines.evaluator_slots:
+            harness = busy_slots(simulation.in_harness, simulation.harness_slots)
+            evaluator = busy_slots(len(simulation.scoring), simulation.evaluator_slots)
+            views += [
+                self._view(Component.HARNESS, SLOTS, harness, 1.0, peak, executions, SLOT_SECONDS),
+                self._view(Component.EVALUATOR, SLOTS, evaluator, 1.0, peak, executions, SLOT_SECONDS),
+            ]
         return tuple(views)
+
+    def _view(
+        self,
+        name: Component,
+        resource: str,
+        loads: list[float],
+        slots_per_unit: float,
+        peak: float,
+        items: float,
+        move_seconds: float,
+    ) -> ComponentView:
+        return ComponentView(
+            name=name,
+            resource=resource,
+            units=len(loads),
+            slots_per_unit=slots_per_unit,
+            peak_items=peak,
+            items_per_iteration=items,
+            utilisations=tuple(min(1.0, self._noisy(load)) for load in loads),
+            recent=tuple(self._windows[name]),
+            strategies={Strategy.SUSPEND: move_seconds},
+        )
 
     def taken(self) -> None:
         """The policy has seen the windows; a measurement is learned from once."""

@@ -15,7 +15,11 @@ _ON_THEIR_WAY = (CellRole.TO_ROLLOUT, CellRole.TO_TRAINING)
 
 def starving(state: PolicyState) -> bool:
     """Executions are out, no engine serves or is about to, and the open batch cannot go on without them."""
-    if state.batch is None or state.batch.needed == 0 or state.ready_unassigned > 0 or state.waterlevel == 0:
+    if state.batch is None or state.batch.needed == 0 or state.waterlevel == 0:
+        return False
+    # A stream goes on with any group; without one the batch (shuffled: the burst) has to be complete.
+    whole = state.batch.needed if state.burst_needed is None else state.burst_needed
+    if state.ready_unassigned >= (1 if state.streaming else whole):
         return False
     on_the_way = any(cell.role in _ON_THEIR_WAY or cell.role is CellRole.ROLLOUT for cell in state.cells)
     return state.capacity == 0 and not on_the_way

@@ -57,6 +57,7 @@ def variant(policy: str, **changes: Any) -> Variant:
     shuffle=st.booleans(),
     limit=st.sampled_from([None, 120.0]),
     standalone=st.sampled_from([0, 2]),
+    scoring=st.sampled_from([(0.0, None, None), (5.0, None, None), (30.0, 3, 1)]),
     seed=st.integers(0, 3),
 )
 def test_every_run_ends_with_exact_counts(
@@ -71,6 +72,7 @@ def test_every_run_ends_with_exact_counts(
     shuffle: bool,
     limit: float | None,
     standalone: int,
+    scoring: tuple[float, int | None, int | None],
     seed: int,
 ) -> None:
     told = scenario(
@@ -82,7 +84,13 @@ def test_every_run_ends_with_exact_counts(
         burst_steps=burst_steps,
         staleness=(burst_steps - 1) / 2 + extra,
         durations=Durations(mean_seconds=100, query_sigma=0.3, execution_sigma=0.8, timeout_seconds=limit),
-        engines=Engines(slots=slots, standalone_slots=standalone),
+        engines=Engines(
+            slots=slots,
+            standalone_slots=standalone,
+            evaluation_seconds=scoring[0],
+            harness_slots=scoring[1],
+            evaluator_slots=scoring[2],
+        ),
         variants=(variant(policy, streaming=streaming, shuffle=shuffle and not streaming),),
     )
     simulation = Simulation(told, told.variants[0])
@@ -94,7 +102,8 @@ def test_every_run_ends_with_exact_counts(
     assert simulation.groups == trained + len(simulation.open) + len(simulation.ready)
     assert len(simulation.running) == simulation.launched - simulation.finished
     engines = [cell.engine.count for cell in (*simulation.cells, *simulation.standalone)]
-    assert sum(engines) + len(simulation.homeless) == len(simulation.running)
+    assert sum(engines) + len(simulation.homeless) == simulation.in_harness
+    assert simulation.in_harness + len(simulation.to_score) + len(simulation.scoring) == len(simulation.running)
     moments = [step.committed_at for step in outcome.steps]
     assert moments == sorted(moments)
     assert all(step.staleness >= 0 for step in outcome.steps)
@@ -228,6 +237,19 @@ def test_recorded_groups_come_round_again() -> None:
     assert [Recorded(groups).group(index)[0].seconds for index in range(4)] == [10.0, 20.0, 10.0, 20.0]
     with pytest.raises(ValueError, match="no recorded group"):
         Recorded([])
+
+
+def test_throughput_gives_idle_harness_slots_to_evaluators() -> None:
+    """One evaluator is far too few: slots that hardly any harness uses are made evaluators, in few moves."""
+    told = scenario(
+        steps=24,
+        engines=Engines(slots=32, evaluation_seconds=60.0, harness_slots=200, evaluator_slots=1),
+        variants=(variant("throughput"), variant("async", split=1)),
+    )
+    adaptive, fixed = compare(told)
+    assert fixed.outcome.seconds > 2 * adaptive.outcome.seconds
+    shifts = [detail for _, reason, detail in adaptive.trace.decisions if reason == "gain" and "evaluator" in detail]
+    assert 1 <= len(shifts) <= 4
 
 
 def test_stuck_execution_is_closed_by_its_limit_and_its_group_trains() -> None:

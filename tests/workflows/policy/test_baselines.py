@@ -155,6 +155,9 @@ def test_starving_executions_get_the_highest_training_cell_back() -> None:
     assert (decision.movers, decision.direction) == ((3,), Direction.TO_ROLLOUT)
     assert relief(four(3, work=2, ready=0, needed=2)) is None
     assert relief(all_train.model_copy(update={"ready_unassigned": 1})) is None
+    waiting = all_train.model_copy(update={"ready_unassigned": 1, "streaming": False})
+    assert relief(waiting) is not None
+    assert relief(waiting.model_copy(update={"ready_unassigned": 2})) is None
     assert relief(all_train.model_copy(update={"batch": BatchView(batch="b", needed=0)})) is None
     assert relief(four(4, work=0, ready=0, needed=2)) is None
     returning = state(cell(0, TRAINING), cell(1, CellRole.TO_ROLLOUT), work=2, ready=0, needed=2)
