@@ -15,6 +15,7 @@ import psutil
 from infra.doctor.findings import Finding, fail, ok, warn
 from infra.doctor.packages import check_lock, check_own_packages
 from infra.ports import free_ports
+from infra.processes.isolation import Isolation, isolation_here
 from infra.temporal.server import temporal_binary
 from workflows.messages.errors import GyreError
 
@@ -38,6 +39,7 @@ def examine(root: Path) -> list[Finding]:
         check_memory(psutil.virtual_memory().available),
         check_shared_memory(Path("/dev/shm")),
         check_ports(),
+        check_isolation(isolation_here()),
     ]
 
 
@@ -113,3 +115,14 @@ def check_ports() -> Finding:
     except (GyreError, OSError) as error:
         return fail("ports", str(error), "ss -ltnp  # shows who holds them")
     return ok("ports", f"{_PORTS} free on loopback")
+
+
+def check_isolation(here: Isolation) -> Finding:
+    """What is kept from harnesses here (`isolation` of the fleet file)."""
+    if here.network:
+        return ok("isolation", here.words)
+    if not here.bubblewrap:
+        fix = "sudo apt-get install -y --no-install-recommends bubblewrap  # or make setup, which brings its own"
+    else:
+        fix = "sudo sysctl -w kernel.apparmor_restrict_unprivileged_userns=0 user.max_user_namespaces=16384"
+    return warn("isolation", f"{here.words}: {here.reason}", fix)

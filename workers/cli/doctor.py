@@ -9,7 +9,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
+from harness_adapters.generic import GenericCommand
 from harness_adapters.mini_swe_agent import MiniSweAgent
+from harness_adapters.registry import adapters
 from infra.doctor import Finding, Verdict, examine
 from infra.doctor.findings import fail, ok
 from workers.supervisor.run_folder import CHECKOUT
@@ -25,7 +27,7 @@ def doctor(*, json_: bool = False) -> None:
     json_
         Print the findings as JSON.
     """
-    findings = [*examine(CHECKOUT), check_harness(CHECKOUT / "var" / "harness")]
+    findings = [*examine(CHECKOUT), *check_harnesses(CHECKOUT / "var" / "harness")]
     if json_:
         print(json.dumps([asdict(finding) for finding in findings], indent=2))
     else:
@@ -33,12 +35,19 @@ def doctor(*, json_: bool = False) -> None:
     sys.exit(any(finding.verdict is Verdict.FAIL for finding in findings))
 
 
-def check_harness(root: Path) -> Finding:
-    """The demo's harness lives in an environment of its own below `root`."""
-    adapter = MiniSweAgent()
-    if adapter.environment_of(root).is_current():
-        return ok("harness", f"{adapter.name} {adapter.version}")
-    return fail("harness", f"{adapter.name} {adapter.version} is not installed below {root}", "make setup")
+def check_harnesses(root: Path) -> list[Finding]:
+    """The demo's harness must be there, below `root`; the others are shown if they are."""
+    demo = MiniSweAgent()
+    there = [
+        f"{adapter.name} {adapter.version}"
+        for adapter in adapters().values()
+        if adapter.name not in (demo.name, GenericCommand.name) and adapter.installed(root)
+    ]
+    others = ok("other harnesses", ", ".join(there) or "none installed; gyre harness list shows what there is")
+    if demo.installed(root):
+        return [ok("harness", f"{demo.name} {demo.version}"), others]
+    detail = f"{demo.name} {demo.version} is not installed below {root}"
+    return [fail("harness", detail, "make setup"), others]
 
 
 def show(findings: Sequence[Finding], console: Console) -> None:

@@ -1,8 +1,9 @@
 from pathlib import Path
 
 from infra.doctor import Verdict, examine
-from infra.doctor.machine import check_cores, check_library, check_memory, check_python
+from infra.doctor.machine import check_cores, check_isolation, check_library, check_memory, check_python
 from infra.doctor.packages import TOP_PACKAGES, check_own_packages, lock_differences, only_tools_missing, pins
+from infra.processes.isolation import Isolation
 
 ROOT = Path(__file__).parents[3]
 
@@ -53,3 +54,14 @@ def test_every_finding_that_is_not_fine_names_a_command():
     findings = examine(ROOT)
     assert len({finding.name for finding in findings}) == len(findings)
     assert all(bool(finding.fix) == (finding.verdict is not Verdict.OK) for finding in findings)
+
+
+def test_isolation_that_does_not_hold_says_why():
+    held = check_isolation(Isolation("/bwrap", files=True, processes=True, network=True))
+    assert held.verdict is Verdict.OK
+    part = check_isolation(Isolation("/bwrap", files=True, processes=True, reason="no network of one's own"))
+    assert (part.verdict, "no network of one's own" in part.detail) == (Verdict.WARN, True)
+    none = check_isolation(Isolation(reason="bubblewrap is not installed"))
+    assert none.verdict is Verdict.WARN
+    assert "not isolated: bubblewrap is not installed" in none.detail
+    assert "bubblewrap" in none.fix
