@@ -6,13 +6,14 @@ A call's row is complete before the answer's end is sent; until the answer has b
 import time
 from typing import Any
 
-from sqlalchemy import Connection, Table, delete, insert, update
+from sqlalchemy import Connection, delete, update
 
 from infra.records import schema
 from infra.records.tokens import pack_ids, pack_logprobs
 from workers.proxy.continuation import Continuation
 from workers.proxy.history import Prompt
 from workers.proxy.recorder import Write
+from workers.proxy.statements import add, change, put
 
 
 def open_call(
@@ -51,7 +52,7 @@ def open_call(
         "request_sha256": request_sha256,
         "history_sha256": chain,
     }  # fmt: skip
-    return lambda connection: _do(connection, insert(schema.calls).values(row))
+    return lambda connection: add(connection, schema.calls, row)
 
 
 def answer_call(call: str, so_far: Continuation, finish: str, chain: str, execution: str, model_calls: int) -> Write:
@@ -66,11 +67,10 @@ def answer_call(call: str, so_far: Continuation, finish: str, chain: str, execut
         "finish": finish,
         "history_sha256": chain,
     }
-    counted = update(schema.executions).where(schema.executions.c.execution == execution)
 
     def write(connection: Connection) -> None:
-        connection.execute(update(schema.calls).where(schema.calls.c.call == call).values(values))
-        connection.execute(counted.values(model_calls=model_calls))
+        change(connection, schema.calls, {"call": call}, values)
+        change(connection, schema.executions, {"execution": execution}, {"model_calls": model_calls})
 
     return write
 
@@ -80,18 +80,27 @@ def call_state(call: str, state: str, error: str | None = None) -> Write:
     values: dict[str, Any] = {"state": state}
     if error is not None:
         values |= {"error": error[:2000], "ended_at": time.time()}
-    return lambda connection: _do(connection, update(schema.calls).where(schema.calls.c.call == call).values(values))
+
+    def write(connection: Connection) -> None:
+        change(connection, schema.calls, {"call": call}, values)
+
+    return write
 
 
 def first_call(execution: str, at: float) -> Write:
     """When an execution first called the model; never moved."""
     table = schema.executions
     statement = update(table).where(table.c.execution == execution, table.c.first_call_at.is_(None))
-    return lambda connection: _do(connection, statement.values(first_call_at=at))
+
+    def write(connection: Connection) -> None:
+        connection.execute(statement.values(first_call_at=at))
+
+    return write
 
 
 def put_engine(row: dict[str, Any]) -> Write:
-    return lambda connection: _put(connection, schema.engines, "engine", {**row, "updated_at": time.time()})
+    """An engine as the route table has it."""
+    return lambda connection: put(connection, schema.engines, "engine", {**row, "updated_at": time.time()})
 
 
 def put_routes(routes: dict[str, str]) -> Write:
@@ -101,7 +110,7 @@ def put_routes(routes: dict[str, str]) -> Write:
         for execution, engine in routes.items():
             if engine:
                 row = {"execution": execution, "engine": engine, "updated_at": time.time()}
-                _put(connection, schema.routes, "execution", row)
+                put(connection, schema.routes, "execution", row)
             else:
                 connection.execute(delete(schema.routes).where(schema.routes.c.execution == execution))
 
@@ -119,13 +128,3 @@ def fail_orphans() -> Write:
         connection.execute(update(segments).where(segments.c.ended.is_(None)).values(ended="died", ended_at=now))
 
     return write
-
-
-def _do(connection: Connection, statement: Any) -> None:
-    connection.execute(statement)
-
-
-def _put(connection: Connection, table: Table, key: str, row: dict[str, Any]) -> None:
-    changed = connection.execute(update(table).where(table.c[key] == row[key]).values(row))
-    if not changed.rowcount:
-        connection.execute(insert(table).values(row))

@@ -3,10 +3,11 @@
 import time
 from typing import Any
 
-from sqlalchemy import Connection, delete, insert, select, update
+from sqlalchemy import Connection, delete, insert, select
 
 from infra.records import schema
 from workers.proxy.recorder import Write
+from workers.proxy.statements import add, change
 from workflows.messages.routing import ReroutePlan
 
 PLANS_KEPT = 256
@@ -15,10 +16,7 @@ PLANS_KEPT = 256
 def open_segment(row: dict[str, Any]) -> Write:
     """A request is about to be sent to an engine."""
 
-    def write(connection: Connection) -> None:
-        connection.execute(insert(schema.segments).values(row))
-
-    return write
+    return lambda connection: add(connection, schema.segments, row)
 
 
 def close_segment(
@@ -31,7 +29,6 @@ def close_segment(
     mixed_kv_tokens: int,
 ) -> Write:
     """It has ended. `mixed_kv_tokens`: its last tokens, sampled over KV of older weights than their own."""
-    table = schema.segments
     values = {
         "ended": ended,
         "ended_at": time.time(),
@@ -39,22 +36,19 @@ def close_segment(
         "cached_tokens": cached_tokens,
         "mixed_kv_tokens": mixed_kv_tokens,
     }
-    statement = update(table).where(table.c.call == call, table.c.segment == segment).values(values)
 
     def write(connection: Connection) -> None:
-        connection.execute(statement)
+        change(connection, schema.segments, {"call": call, "segment": segment}, values)
 
     return write
 
 
 def discard_segments(call: str) -> Write:
     """The call begins again: nothing of what its segments have said counts."""
-    table = schema.segments
     values = {"ended": "discarded", "output_tokens": 0, "mixed_kv_tokens": 0}
-    statement = update(table).where(table.c.call == call).values(values)
 
     def write(connection: Connection) -> None:
-        connection.execute(statement)
+        change(connection, schema.segments, {"call": call}, values)
 
     return write
 
