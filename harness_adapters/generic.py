@@ -1,7 +1,8 @@
-"""Any command that talks to an OpenAI-compatible endpoint named by its environment.
+"""Any command that talks to an endpoint named by its environment, in any of the dialects.
 
 The command is split like a shell would and run as it is, without a shell. It gets OPENAI_BASE_URL, OPENAI_API_KEY,
-OPENAI_MODEL, GYRE_INSTRUCTION_FILE and GYRE_WORKSPACE; exit code 0 counts as submitted.
+OPENAI_MODEL, ANTHROPIC_BASE_URL, ANTHROPIC_API_KEY, GYRE_INSTRUCTION_FILE and GYRE_WORKSPACE; exit code 0 counts as
+submitted.
 """
 
 import shlex
@@ -49,6 +50,8 @@ class GenericCommand:
                 "OPENAI_BASE_URL": f"{context.endpoint}/v1",
                 "OPENAI_API_KEY": context.token,
                 "OPENAI_MODEL": context.model,
+                "ANTHROPIC_BASE_URL": context.endpoint,
+                "ANTHROPIC_API_KEY": context.token,
                 "GYRE_INSTRUCTION_FILE": str(context.home / "instruction.md"),
                 "GYRE_WORKSPACE": str(context.workspace),
             },
