@@ -13,6 +13,7 @@ from workflows.messages.training import BatchPhase, BatchRequest, Release, Resum
 
 QUIET_SECONDS = 10.0
 RELEASED_SECONDS = 10.0
+SETTLE_SECONDS = 0.5
 _PAUSE_SECONDS = 0.05
 
 
@@ -27,13 +28,19 @@ class MemoryActivities:
         """Writes have stopped: the engine runs nothing and nothing waits. Raises StillHeld when it does not come."""
         self._cell.fence.check(request.lease)
         async with beating(), asyncio.timeout(QUIET_SECONDS + 10):
-            if self._cell.paused:  # requests that nobody reads any more can only end if the engine moves
+            left_paused = self._cell.paused
+            if left_paused:  # requests that nobody reads any more can only end if the engine moves
                 await self._cell.engine.resume()
                 self._cell.paused = False
-            deadline = asyncio.get_running_loop().time() + QUIET_SECONDS
+            clock = asyncio.get_running_loop().time
+            deadline, busy_at = clock() + QUIET_SECONDS, clock()
             while True:
+                if left_paused:  # aborts sent while it stood still may be lost, and requests begin only now
+                    await self._cell.engine.abort_all()
                 loads = await self._cell.engine.loads()
-                if loads.running == 0 and loads.waiting == 0:
+                if loads.running or loads.waiting:
+                    busy_at = clock()
+                elif not left_paused or clock() - busy_at >= SETTLE_SECONDS:
                     return
                 if asyncio.get_running_loop().time() > deadline:
                     raise StillHeld(f"the engine still has {loads.running} running, {loads.waiting} waiting requests")

@@ -116,6 +116,10 @@ class EngineClient:
         SGLang aborts every request whose id starts with the one it is given, and an empty one is dangerous."""
         await self._post("/abort_request", {"rid": check_rid(rid)})
 
+    async def abort_all(self) -> None:
+        """Abort every request, also those of others: only where nobody reads any."""
+        await self._post("/abort_request", {"rid": "", "abort_all": True})
+
     async def pause(self, mode: PauseMode = "abort") -> None:
         """Stop generating; new requests wait at the engine until `resume`. ``abort`` ends the running ones,
         ``in_place`` keeps their KV (a flush is then refused), ``retract`` drops it and recomputes."""

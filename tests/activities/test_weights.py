@@ -95,8 +95,12 @@ async def test_unverified_weights_say_nothing(engine, tmp_path):
     said = len(engine.running[0].output)
     await asyncio.sleep(0.05)
     assert (engine.paused, cell.paused, len(engine.running[0].output)) == ("in_place", True, said)
+    late = asyncio.create_task(request(engine, "b" * 36))  # sent before the door closed, it waits for the pause to end
+    await asyncio.sleep(0.01)
     await cell.engine.abort("a" * 36)
     answer = await asking
     assert (answer["meta_info"]["finish_reason"]["type"], len(answer["output_ids"])) == ("abort", said)
+    await cell.engine.abort("b" * 36)  # answered 200, and lost
     await ActivityEnvironment().run(MemoryActivities(cell).await_quiet, CellLease(run="r", cell=0, lease=1))
-    assert (engine.paused, cell.paused) == (None, False)
+    assert (engine.paused, cell.paused, engine.running, engine.waiting) == (None, False, [], [])
+    assert (await late)["meta_info"]["finish_reason"]["type"] == "abort"
