@@ -21,9 +21,14 @@ class Reason(StrEnum):
     RETRIED = "retried"
     SAMPLED_AGAIN = "sampled again"
     TEMPLATE = "rewritten by the template"
+    TOOLS = "other tools"
     EDITED = "edited history"
     UNRELATED = "unrelated"
     SIDE = "side call"
+
+
+_RECORDED = {"template": Reason.TEMPLATE, "tools": Reason.TOOLS}
+"""What only the recorder can tell: the ids alone look like an edited history."""
 
 
 @dataclass(frozen=True)
@@ -103,8 +108,8 @@ class _History:
             return Reason.COMPACTION
         if index == 0:
             return Reason.START
-        if call.fork_reason == "template":
-            return Reason.TEMPLATE
+        if call.fork_reason in _RECORDED:
+            return _RECORDED[call.fork_reason]
         if self._tree.departs[index] > 0:
             return Reason.EDITED
         is_first = all(other.role != call.role for other in calls[:index])

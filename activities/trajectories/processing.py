@@ -73,7 +73,7 @@ class ProcessingActivities:
 def summary(grown: GrownTree, trajectory: TrajectoryTree) -> ProcessedExecution:
     """The counts; `calls` counts the finished ones of every role."""
     trained = trajectory.versions[trajectory.versions >= 0]
-    apart = (Reason.EDITED, Reason.UNRELATED, Reason.TEMPLATE)
+    apart = (Reason.EDITED, Reason.UNRELATED, Reason.TEMPLATE, Reason.TOOLS)
     return ProcessedExecution(
         calls=sum(call.state == "finished" for call in grown.tree.calls),
         paths=len(grown.chosen),

@@ -95,3 +95,88 @@ def test_more_targets_than_the_execution_has_are_refused() -> None:
 def test_something_else_is_no_micro_step(blob: bytes) -> None:
     with pytest.raises(InvalidInput, match="payload"):
         decode(blob)
+
+
+def tree_step() -> PackedMicroStep:
+    """Two paths below one trunk: segments [0, 3), [3, 5) and [5, 8); places 2, 4, 6 and 7 are trained."""
+    flat = pack([sampled("p", 1.0, 4, 4)], batch="r/batch/first/3", index=7, version=9)
+    path = flat.header.paths[0]
+    spans = [(2, 3), (4, 5), (6, 8)]
+    targets = np.zeros(8, bool)
+    for start, end in spans:
+        targets[start:end] = True
+    made = [TargetSpan(call="c", offset=0, start=start, end=end) for start, end in spans]
+    paths = (
+        path.model_copy(update={"segment": 1, "spans": tuple(made[:2])}),
+        path.model_copy(update={"segment": 2, "spans": tuple(made[2:]), "branch": "sampled again"}),
+    )
+    return dataclasses.replace(
+        flat,
+        header=flat.header.model_copy(update={"layout": "tree", "paths": paths}),
+        positions=np.array([0, 1, 2, 3, 4, 3, 4, 5], np.int32),
+        segment_offsets=np.array([0, 3, 5, 8], np.int32),
+        segment_parents=np.array([-1, 0, 0], np.int32),
+        targets=targets,
+        weights=np.where(targets, np.float32(0.25), np.float32(0)),
+        behaviour_logprobs=np.where(targets, np.float32(-1), np.float32(0)),
+        versions=np.where(targets, 9, -1),
+    )
+
+
+def test_a_tree_survives_the_blob_and_knows_its_shape() -> None:
+    step = decode(encode(tree_step()))
+    assert step.segment_spans() == ((0, 3), (3, 5), (5, 8))
+    assert [step.ancestors(segment) for segment in range(3)] == [(0,), (0, 1), (0, 2)]
+    assert step.predecessors().tolist() == [-1, 0, 1, 2, 3, 2, 5, 6]
+    assert step.header.paths[1].branch == "sampled again"
+
+
+def with_paths(*changes: dict) -> Callable[[PackedMicroStep], PackedMicroStep]:
+    def change(step: PackedMicroStep) -> PackedMicroStep:
+        paths = tuple(path.model_copy(update=new) for path, new in zip(step.header.paths, changes, strict=True))
+        return dataclasses.replace(step, header=step.header.model_copy(update={"paths": paths}))
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        (spoil("segment_parents", 0, 0), "segment_parents"),
+        (spoil("segment_parents", 1, 2), "segment_parents"),
+        (spoil("segment_parents", 1, -2), "segment_parents"),
+        (spoil("segment_parents", 2, 1), "positions"),
+        (spoil("segment_parents", 2, -1), "positions"),
+        (spoil("positions", 5, 5), "positions"),
+        (spoil("segment_offsets", 1, 5), "segment_offsets"),
+        (with_paths({"segment": 0}, {}), "paths"),
+        (with_paths({"segment": 2}, {"segment": 1}), "paths"),
+        (with_paths({}, {"segment": 3}), "paths"),
+        (with_paths({"spans": (TargetSpan(call="c", offset=0, start=2, end=5),)}, {}), "paths"),
+        (with_paths({}, {"spans": ()}), "paths"),
+        (lambda step: dataclasses.replace(step, segment_parents=step.segment_parents[:-1]), "segment_offsets"),
+        (
+            lambda step: dataclasses.replace(step, header=step.header.model_copy(update={"layout": "flat"})),
+            "segment_parents",
+        ),
+    ],
+)
+def test_a_broken_rule_of_trees_names_its_array(
+    change: Callable[[PackedMicroStep], PackedMicroStep], field: str
+) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        validate(change(tree_step()))
+    assert caught.value.field == field
+
+
+def test_segments_are_depth_first() -> None:
+    """A segment behind another branch may not go on where that branch was left."""
+    step = tree_step()
+    late = dataclasses.replace(
+        step,
+        segment_offsets=np.array([0, 3, 4, 5, 8], np.int32),
+        segment_parents=np.array([-1, 0, 0, 1], np.int32),
+        positions=np.array([0, 1, 2, 3, 3, 4, 5, 6], np.int32),
+    )
+    with pytest.raises(InvalidInput, match="depth-first"):
+        validate(late)

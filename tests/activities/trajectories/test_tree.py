@@ -213,6 +213,7 @@ def test_branches_say_why():
             call(8, [7], [17]),
             call(9, [7, 17, 5], [], state="failed"),
             call(10, [7, 17, 5], [18]),
+            call(11, [*system, 6], [19], fork_reason="tools"),
         ]
     )
     assert reasons(tree) == [
@@ -227,6 +228,7 @@ def test_branches_say_why():
         Reason.UNRELATED,
         None,
         Reason.RETRIED,
+        Reason.TOOLS,
     ]
     found = steps(tree)
     assert [step.shared for step in found[3:7]] == [6, 8, 3, 3]
