@@ -100,5 +100,5 @@ def check_piece(piece: Piece, remaining: int, vocab_size: int) -> None:
         )
     if len(piece.ids) > remaining:
         raise EngineUnavailable(f"{len(piece.ids)} tokens where {remaining} were asked for")
-    if any(not 0 <= token < vocab_size for token in piece.ids):
+    if piece.ids and not (min(piece.ids) >= 0 and max(piece.ids) < vocab_size):
         raise EngineUnavailable("an id outside the vocabulary")

@@ -23,7 +23,7 @@ from workers.proxy.call import CallError, ModelRequest
 from workers.proxy.dialect import DIALECTS, Dialect, chat_reply, messages_reply, wire
 from workers.proxy.executions import Executions, LiveExecution
 from workers.proxy.metrics import Metrics
-from workers.proxy.reply import Reply, error_response, read_body
+from workers.proxy.reply import Reply, direct, error_response, read_body
 from workers.proxy.settings import ProxySettings
 from workflows.messages.errors import InvalidRequest
 
@@ -37,7 +37,7 @@ def public_app(
 ) -> ASGIApp:
     """The ASGI application of the public port."""
     public = _Public(broker, executions, settings, metrics, model)
-    return Starlette(routes=public.table(), exception_handlers={404: _no_route, 405: _no_route})
+    return direct(Starlette(routes=public.table(), exception_handlers={404: _no_route, 405: _no_route}))
 
 
 class _Public:
@@ -98,12 +98,12 @@ class _Public:
             return self._refused(dialect, error)
 
     async def models(self, request: Request) -> Response:
-        anthropic = "anthropic-version" in request.headers
+        dialect = DIALECTS["messages" if "anthropic-version" in request.headers else "chat"]
         execution = self._who(request)
         if isinstance(execution, CallError):
-            return self._refuse(error_response(DIALECTS["messages" if anthropic else "chat"], execution))
-        if anthropic:
-            await self._types(DIALECTS["messages"])
+            return self._refuse(error_response(dialect, execution))
+        await self._types(dialect)
+        if dialect.name == "messages":
             return _json(messages_reply.models(self._model, self._broker.context_tokens))
         return _json(chat_reply.models(self._model))
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from workers.proxy.call import CallError, LiveCall, ModelRequest
 from workers.proxy.dialect import Dialect, wire
@@ -18,6 +18,18 @@ from workers.proxy.dialect.logprobs import Logprobs
 from workers.proxy.settings import ProxySettings
 
 _STREAM_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+
+_SEND = "gyre.send"
+
+
+def direct(app: ASGIApp) -> ASGIApp:
+    """Lets a reply's pieces go around the layers of `app`, each of which would handle every one of them."""
+
+    async def served(scope: Scope, receive: Receive, send: Send) -> None:
+        scope[_SEND] = send
+        await app(scope, receive, send)
+
+    return served
 
 
 class ClientGone(Exception):
@@ -46,7 +58,7 @@ class Reply:
         self._call.listen(ear.wake)
         try:
             if self._request.stream:
-                await self._stream(send, ear)
+                await self._stream(send, scope.get(_SEND, send), ear)
             else:
                 await self._whole(scope, receive, send, ear)
         except (ClientGone, OSError):
@@ -67,7 +79,7 @@ class Reply:
         await response(scope, receive, send)
         self._heard()
 
-    async def _stream(self, send: Send, ear: "_Ear") -> None:
+    async def _stream(self, send: Send, pieces: Send, ear: "_Ear") -> None:
         call = self._call
         # A short wait for the first text lets an early failure have its own status.
         ear.tick_every(self._settings.headers_seconds)
@@ -81,7 +93,7 @@ class Reply:
         headers = [*_STREAM_HEADERS, (b"x-request-id", call.call.encode())]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         writer = self._dialect.stream(call, self._request, self._model, self._logprobs)
-        await _part(send, writer.first())
+        await _part(pieces, writer.first())
         ear.tick_every(self._settings.keepalive_seconds)
         sent = 0
         while True:
@@ -90,19 +102,19 @@ class Reply:
                 sent += len(events)
                 if data := writer.more(events):
                     ear.spoke()
-                    await _part(send, data)
+                    await _part(pieces, data)
             elif call.over:
                 break
             elif ear.silent():
-                await _part(send, writer.keep_alive)
+                await _part(pieces, writer.keep_alive)
             else:
                 await ear.hear()
             if ear.gone:
                 raise ClientGone
         if call.error is not None:
-            await _part(send, writer.broken(call.error), last=True)
+            await _part(pieces, writer.broken(call.error), last=True)
             return
-        await _part(send, writer.last(), last=True)
+        await _part(pieces, writer.last(), last=True)
         self._heard()
 
 

@@ -183,6 +183,9 @@ async def serve(run_dir: Path) -> None:
         _Server(
             uvicorn.Config(
                 app,
+                http="httptools",
+                ws="none",
+                proxy_headers=False,
                 host=manifest.host,
                 port=port,
                 log_level="warning",
