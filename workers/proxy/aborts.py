@@ -36,7 +36,7 @@ class Aborts:
     def end_orphan(self, record: EngineRecord, rid: str) -> None:
         """Have the engine end a request of an earlier life of this proxy."""
         record.unsettled.add(rid)
-        self._spawn(self._settled(record, rid, asked=False))
+        self._spawn(self._settled(record, rid, delivered=False, known=False))
 
     async def close(self) -> None:
         for task in self._tasks:
@@ -60,13 +60,16 @@ class Aborts:
                 if not segment.ended.is_set():
                     delivered = await self._send(record, segment.rid) or delivered
         if not segment.stopped:
-            await self._settled(record, segment.rid, asked=delivered)
+            await self._settled(record, segment.rid, delivered=delivered, known=segment.heard)
 
-    async def _settled(self, record: EngineRecord, rid: str, *, asked: bool) -> None:
-        """Bounded: what is left is shown as still running until the engine is seen idle or boots anew."""
+    async def _settled(self, record: EngineRecord, rid: str, *, delivered: bool, known: bool) -> None:
+        """Nobody reads its stream any more. An abort that reached an engine which `known`-ly ran the request is enough;
+        else it may have been overtaken by it, and is sent again if the engine is seen, twice in a row, to run more than
+        is read. Bounded: what is left is shown as still running until the engine is seen idle or boots anew."""
+        doubts = 0
         for _ in range(self._settings.abort_attempts):
-            if not asked:
-                asked = await self._send(record, rid)
+            if not delivered or (doubts >= 2 and not known):
+                delivered, doubts = await self._send(record, rid), 0
             await asyncio.sleep(self._settings.abort_again_seconds)
             if record.retired or rid not in record.unsettled:
                 return
@@ -77,7 +80,7 @@ class Aborts:
             if loads.running + loads.waiting <= len(record.segments):
                 record.unsettled.discard(rid)
                 return
-            asked = False  # it runs more than we read
+            doubts += 1
 
     async def _send(self, record: EngineRecord, rid: str) -> bool:
         if record.retired:

@@ -175,6 +175,7 @@ class Dispatcher:
                 watch = Watch(self.settings, record, segment, self.aborts, limit)
                 async for chunk in stream:
                     watch.heard()
+                    segment.heard = True
                     segment.stopped = chunk.finish is not None
                     segment.cached_tokens = chunk.cached_tokens
                     self._take(call, segment, record, chunk, start)

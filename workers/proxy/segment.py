@@ -28,6 +28,7 @@ class Segment:
     is_cut: bool = False
     is_lost: bool = False
     listener: Callable[[], None] | None = None
+    heard: bool = False  # the engine has said something, so it knows the request
     stopped: bool = False  # the engine is known to have ended it
     aborted: bool = False  # the engine has been asked to end it
     kv_waited: bool = False
