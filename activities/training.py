@@ -161,6 +161,7 @@ class TrainingActivities:
             weights=Weights(version=reply.version, checksum=reply.checksum),
             checkpoint=reply.checkpoint.name if reply.checkpoint else "",
             grad_norm=reply.grad_norm or 0.0,
+            gradient_checksum=reply.gradient_checksum,
             metrics={**figures(metrics), "grad_norm": reply.grad_norm or 0.0, "combine_seconds": reply.seconds},
         )
 

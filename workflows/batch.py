@@ -97,7 +97,12 @@ class TrainingBatch(Participants):
         burst = self.spec.spec
         if not self.opened:
             opened = OpenedBatch(
-                run=burst.run, batch=self.batch, burst=burst.name, step=self.spec.step, weights=self.spec.weights
+                run=burst.run,
+                batch=self.batch,
+                burst=burst.name,
+                step=self.spec.step,
+                weights=self.spec.weights,
+                training=burst.training,
             )
             await self.parked_call(steps.RECORD_BATCH_OPENED, opened, queue=self.control)
             await self._scheduler().signal("open_batch", open_of(self.spec))

@@ -60,6 +60,7 @@ def commit_of(
         ),
         accepted=stream.in_order(),
         normalizer=normalizer(groups),
+        gradient_checksum=update.gradient_checksum if update is not None else "",
         metrics=update.metrics if update is not None else {},
     )
 

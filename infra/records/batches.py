@@ -24,6 +24,7 @@ def open_batch(engine: Engine, opened: OpenedBatch) -> None:
                 step=opened.step,
                 opened_at=time.time(),
                 version_before=opened.weights.version,
+                settings=opened.training.model_dump(mode="json"),
             )
         )
 
@@ -48,6 +49,7 @@ def commit_batch(engine: Engine, commit: CommitBatch) -> None:
                 groups=list(commit.groups),
                 accepted=[done.model_dump(mode="json") for done in commit.accepted],
                 normalizer=commit.normalizer,
+                gradient_checksum=commit.gradient_checksum,
                 metrics=commit.metrics,
             )
         )

@@ -193,6 +193,8 @@ batches = Table(
     Column("groups", JSON),  # in order of admission
     Column("accepted", JSON),  # [{index, attempt, cell, boot_epoch}]: what counted
     Column("normalizer", Integer),  # V
+    Column("settings", JSON),  # of the burst's training: what the gradient depends on
+    Column("gradient_checksum", String(64)),  # of the combined gradient as it was applied
     Column("metrics", JSON),
 )
 

@@ -29,6 +29,7 @@ def build() -> App:
     app.command("workers.cli.audit:audit", name="audit", help="Re-check a recorded run against the invariants.")
     app.command("workers.cli.tree:tree", name="tree", help="An execution's branches, and which of them are trained.")
     app.command("workers.cli.explain:explain", name="explain", help="Why an execution was, or was not, trained.")
+    app.command("workers.cli.replay:replay", name="replay", help="Recompute a batch's gradient and compare it.")
     app.command("workers.cli.simulate:simulate", name="simulate", help="What each policy would do with a workload.")
     app.command("workers.cli.plan:plan", name="plan", help="Which set-up to buy for a budget, and how sure that is.")
     app.command("workers.cli.demo:demo", name="demo", help="The whole loop for real on this machine, with a report.")

@@ -3,7 +3,7 @@
 from pydantic import Field
 
 from workflows.messages.base import Message
-from workflows.messages.burst import BurstSpec, StepReport
+from workflows.messages.burst import BurstSpec, StepReport, Training
 from workflows.messages.group import MicroStep
 from workflows.messages.scheduling import Weights
 
@@ -96,6 +96,7 @@ class UpdateApplied(Message):
     weights: Weights
     checkpoint: str
     grad_norm: float
+    gradient_checksum: str = ""
     metrics: dict[str, float] = {}
 
 
@@ -112,6 +113,7 @@ class CommitBatch(Message):
     groups: tuple[str, ...]
     accepted: tuple[Accepted, ...]
     normalizer: int
+    gradient_checksum: str = Field(default="", description="of the gradient as it was applied; empty: no update")
     metrics: dict[str, float] = {}
 
 
@@ -123,13 +125,14 @@ class BatchOutcome(Message):
 
 
 class OpenedBatch(Message):
-    """Record a batch as opened."""
+    """Record a batch as opened, with all that its gradient depends on."""
 
     run: str
     batch: str
     burst: str
     step: int
     weights: Weights
+    training: Training = Training()
 
 
 class ReleaseBatch(Message):

@@ -261,6 +261,7 @@ class CombineReply(Message):
     checksum: Checksum
     micro_steps: int
     grad_norm: float | None
+    gradient_checksum: str = Field(default="", description="sha256 of the combined fp32 gradient as it was applied")
     checkpoint: CheckpointRef | None
     seconds: float
 

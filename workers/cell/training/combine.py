@@ -4,6 +4,7 @@ The order of the sum is fixed (core first, then satellites by index), the divisi
 norm is clipped. Nothing depends on how many cells took part.
 """
 
+import hashlib
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,11 @@ class CombinedGradient:
 
     flat: Tensor
     norm: float
+
+    @property
+    def checksum(self) -> str:
+        """sha256 of the values, little-endian, in the order of the layout."""
+        return hashlib.sha256(self.flat.detach().cpu().numpy().data).hexdigest()
 
 
 def check_participants(

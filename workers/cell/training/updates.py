@@ -27,7 +27,8 @@ class _Stepped:
     request: Combine
     version: int
     checksum: str
-    grad_norm: float
+    gradient: tuple[float, str]
+    """Norm before clipping, and checksum of what was applied."""
     started: float
 
 
@@ -70,7 +71,7 @@ class Updates:
                 settings = AdamSettings(request.learning_rate, request.betas, request.weight_decay)
                 self._optimizer.step(buffer.layout.views(combined.flat), settings)
                 checksum = weights_checksum(self._model.hf_weights())
-                self._stepped = _Stepped(request, version + 1, checksum, combined.norm, started)
+                self._stepped = _Stepped(request, version + 1, checksum, (combined.norm, combined.checksum), started)
         self.reply = self._make_durable(self._stepped)
         self._stepped = None
         return self.reply
@@ -109,7 +110,8 @@ class Updates:
             version=stepped.version,
             checksum=stepped.checksum,
             micro_steps=micro_steps(stepped.request),
-            grad_norm=stepped.grad_norm,
+            grad_norm=stepped.gradient[0],
+            gradient_checksum=stepped.gradient[1],
             checkpoint=checkpoint.ref,
             seconds=time.monotonic() - stepped.started,
         )
