@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from anthropic.types import Message, RawMessageStreamEvent
+from anthropic.types.shared import ErrorResponse
+from openai.types import ErrorObject
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
@@ -68,7 +70,12 @@ async def ask(stage, dialect, *messages, token="token-0", headers=None, **option
     streamed = response.headers["content-type"].startswith("text/event-stream")
     told = Told(response.status_code, response.text, headers=response.headers)
     if response.status_code != 200:
-        told.error = response.json()["error"]
+        body = response.json()
+        if dialect == "messages":
+            ErrorResponse.model_validate(body)
+        else:
+            ErrorObject.model_validate(body["error"])
+        told.error = body["error"]
     elif streamed:
         _STREAMS[dialect](told, [block for block in response.text.split("\n\n") if block])
     else:

@@ -18,6 +18,10 @@ def as_json(name, arguments, key="arguments"):
     return json.dumps({"name": name, key: arguments}, ensure_ascii=False)
 
 
+def dumped(arguments):
+    return json.dumps(arguments, ensure_ascii=False)
+
+
 def as_tags(name, arguments):
     parts = [
         f"<parameter={key}>\n{value if isinstance(value, str) else json.dumps(value)}\n</parameter>\n"
@@ -84,6 +88,26 @@ def test_json_without_markers(seed):
     calls = drawn(seed)
     said = "<|python_tag|>" * (seed % 2) + ";".join(as_json(*call, "parameters") for call in calls)
     assert ours("llama-json", said, seed % 5 + 1) == theirs(Llama32Detector, said) == ("", calls)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_name_outside_the_json(seed):
+    from sglang.srt.function_call.deepseekv3_detector import DeepSeekV3Detector
+    from sglang.srt.function_call.deepseekv31_detector import DeepSeekV31Detector
+
+    calls = drawn(seed)
+    if seed % 2:
+        written = "".join(
+            f"<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>{dumped(a)}<｜tool▁call▁end｜>" for name, a in calls
+        )
+    else:
+        written = "\n".join(
+            f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n{dumped(a)}\n```<｜tool▁call▁end｜>"
+            for name, a in calls
+        )
+    said = f"Look.<｜tool▁calls▁begin｜>{written}<｜tool▁calls▁end｜>"
+    detector = DeepSeekV31Detector if seed % 2 else DeepSeekV3Detector
+    assert ours("deepseek", said, seed % 5 + 1) == theirs(detector, said) == ("Look.", calls)
 
 
 @pytest.mark.parametrize("said", ["<think>\nhm\n</think>\n\nyes", "yes", "<think>cut", "<think>a</think>b<think>c"])

@@ -181,5 +181,7 @@ def _overflow(error: ContextOverflow) -> str:
 
 
 def models(model: str) -> dict[str, Any]:
-    entry = {"id": model, "object": "model", "created": int(time.time()), "owned_by": "opengyre"}
-    return {"object": "list", "data": [entry]}
+    from openai.types import Model
+
+    entry = Model(id=model, object="model", created=int(time.time()), owned_by="opengyre")
+    return {"object": "list", "data": [entry.model_dump(mode="json", exclude_unset=True)]}
