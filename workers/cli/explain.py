@@ -70,6 +70,9 @@ def _lines(found: Explanation) -> list[tuple[str, str]]:
         paths = f"{processed.paths} of {processed.candidates} paths chosen, {processed.target_tokens} targets"
         shared = f"{processed.expanded_tokens:,} tokens path by path, {processed.unique_tokens:,} shared"
         lines += [("trajectory", f"{paths}; {shared}; {versions}; sha256 {(found.trajectory_sha256 or '')[:12]}")]
+        if processed.unmerged_calls:
+            apart = f"{processed.unmerged_calls} of {processed.calls} calls do not go on with a recorded history"
+            lines.append(("merging", f"{apart}; `gyre tree` says why"))
     lines.append(("versions", f"dispatched at {found.dispatch_version}{_admitted(found)}"))
     if (group := found.group) is not None:
         rewards = ", ".join("-" if reward is None else f"{reward:g}" for reward in group.rewards)

@@ -111,6 +111,7 @@ def test_an_execution_is_followed_into_the_gradient(run, capsys, monkeypatch):
     assert "rewards 1, 0, -; mean 0.5, deviation 0.7071" in shown
     assert "dispatched at 2, admitted at 3, its oldest token 1 versions old" in shown
     assert "attempt 1, cell 2, boot epoch 4" in shown
+    assert "1 of 4 calls do not go on with a recorded history" in shown
     assert "main: start" in shown
     assert "main: edited history" in shown
 
