@@ -6,7 +6,7 @@ from tests.workers.proxy.drill import Drill, Patches
 from tests.workers.proxy.virtual import run
 
 QUICK = 60
-ALL = 10_000
+ALL, SHARE = 10_000, 500
 
 
 def play(folder, seed):
@@ -28,8 +28,9 @@ def test_interleavings(folder, monkeypatch, first):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(3600)
-def test_ten_thousand_interleavings(folder, monkeypatch):
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("first", range(0, ALL, SHARE))
+def test_ten_thousand_interleavings(folder, monkeypatch, first):
     Patches(monkeypatch)
-    for seed in range(QUICK, ALL):
+    for seed in range(max(first, QUICK), first + SHARE):
         play(folder, seed)
