@@ -22,6 +22,9 @@ _SYSTEM = ("system", "developer")
 _VOLATILE = re.compile(r"\Ax-anthropic-billing-header:(?:[ \t]*[\w.-]+=[^;\s]*;)+[ \t]*\n*")
 _THOUGHT = re.compile(r"\A\s*<think>(.*?)</think>", re.DOTALL)
 _EXACT_FLOAT = 2.0**53
+_DEEPEST = 100
+"""Arguments nested deeper are no object to us but text: neither a template nor Python takes them at any depth."""
+_NO_JSON = object()
 
 
 def canonical(message: Mapping[str, Any], *, field: str = "messages") -> dict[str, Any]:
@@ -105,6 +108,8 @@ def _tool_call(call: Any, field: str) -> dict[str, Any]:
         arguments = _object_or_text(arguments)
     elif arguments is None:
         arguments = ""
+    elif not _is_shallow(arguments):
+        raise InvalidRequest("nested too deeply", field=f"{field}.function.arguments")
     result: dict[str, Any] = {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
     if call.get("id"):
         result["id"] = call["id"]
@@ -113,21 +118,38 @@ def _tool_call(call: Any, field: str) -> dict[str, Any]:
 
 def _object_or_text(text: str) -> Any:
     """A JSON object as a mapping (what templates want); any other text, also cut-off JSON, exactly as it came."""
+    value = _parsed(text)
+    return value if isinstance(value, dict) else text
+
+
+def _parsed(text: str) -> Any:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
-        return text
-    return value if isinstance(value, dict) else text
+        return _NO_JSON
+    return value if _is_shallow(value) else _NO_JSON
+
+
+def _is_shallow(value: Any) -> bool:
+    level = [value]
+    for _ in range(_DEEPEST):
+        below = [
+            item.values() if isinstance(item, Mapping) else item for item in level if isinstance(item, list | Mapping)
+        ]
+        level = [child for children in below for child in children]
+        if not level:
+            return True
+    return False
 
 
 def _call_meaning(call: Mapping[str, Any]) -> list[Any]:
     arguments = call["function"]["arguments"]
     if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments)
-        except (ValueError, RecursionError):
+        value = _parsed(arguments) if arguments else {}
+        if value is _NO_JSON:
             return [call.get("id"), call["function"]["name"], "text", arguments]
-    if arguments in ("", None):
+        arguments = value
+    if arguments is None:
         arguments = {}
     return [call.get("id"), call["function"]["name"], "json", _as_javascript(arguments)]
 

@@ -60,7 +60,9 @@ class ChatTemplate:
                 strftime_now=strftime_now,
                 **self._variables,
             )
-        except (TemplateError, TypeError, LookupError, ValueError, ArithmeticError, AttributeError) as error:
+        except (
+            TemplateError, TypeError, LookupError, ValueError, ArithmeticError, AttributeError, RecursionError
+        ) as error:  # fmt: skip
             raise InvalidRequest(f"the chat template refuses this conversation: {error}", field="messages") from error
 
 

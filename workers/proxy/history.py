@@ -29,6 +29,7 @@ from infra.tokenizer.outline import kind_of
 from workers.proxy.message_tree import KEY_BYTES, MessageTree, Place, branch, chained
 from workers.proxy.tool_payloads import ToolPayloads
 from workers.proxy.turns import Turn, Turns
+from workflows.messages.errors import InvalidRequest
 
 Messages = Sequence[Mapping[str, Any]]
 ATTEMPTS = 4
@@ -104,7 +105,10 @@ class History:
 
     def prompt(self, tokenizer: ChatTokenizer, messages: Messages, tools: list[Any] | None = None) -> Prompt:
         """Exact input ids of `messages`. Raises InvalidRequest for messages that cannot be rendered."""
-        return self.encode(tokenizer, self.find(tokenizer, messages, tools))
+        try:
+            return self.encode(tokenizer, self.find(tokenizer, messages, tools))
+        except RecursionError:
+            raise InvalidRequest("nested too deeply", field="messages") from None
 
     def find(self, tokenizer: ChatTokenizer, messages: Messages, tools: list[Any] | None = None) -> Place:
         """Where the messages are in what is known; costs a comparison of bytes for what is, and no more."""
