@@ -223,6 +223,18 @@ async def test_log_probs_of_a_responses_text(stage, script, stream):
     assert [entry["logprob"] for entry in part["logprobs"]] == pytest.approx(call.output_logprobs[-1 - count : -1])
 
 
+@pytest.mark.parametrize("dialect", ["chat", "responses", "messages"])
+async def test_tokens_of_reasoning_are_counted_with_their_markers(stage, script, dialect):
+    await stage.engine(script=script(default="<think>hm</think>\n\nIt is there."))
+    await stage.register()
+    told = await ask(stage, dialect, user("go"))
+    usage = json.loads(told.raw)["usage"]
+    details = usage["completion_tokens_details" if dialect == "chat" else "output_tokens_details"]
+    thought = details["thinking_tokens" if dialect == "messages" else "reasoning_tokens"]
+    (call,) = await stage.calls()
+    assert stage.chat.decode(call.output_ids[:thought]) == "<think>hm</think>"
+
+
 async def test_the_role_is_what_the_harness_own_adapter_says(stage, script):
     await stage.engine(script=script(default="ok"))
     await stage.register(harness="claude-code")

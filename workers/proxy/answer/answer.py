@@ -35,6 +35,8 @@ class Answer:
         self.text_positions: list[int] = []
         """Which of the ids made text for the client; kept only where log-probs of the text are wanted."""
         self._pushed = 0
+        self.reasoning_tokens = 0
+        """How many of the ids are reasoning, its markers among them."""
 
     @property
     def stopped(self) -> bool:
@@ -47,12 +49,13 @@ class Answer:
 
     def push(self, ids: Sequence[int]) -> tuple[list[Event], int]:
         """Events to show now, and how many of `ids` belong to the answer: fewer than given once it has stopped."""
-        if not self._stepwise:
+        if not self._stepwise and not self._parser.may_think:
             return self._parser.push(self._decoded(ids)), len(ids)
         events: list[Event] = []
         for used, token in enumerate(ids, start=1):
-            could = self._parser.may_be_text
+            could, thought = self._parser.may_be_text, self._parser.thinking
             events.extend(self._parser.push(self._decoded([token])))
+            self.reasoning_tokens += thought or self._parser.thinking
             if self._mark_text and could and self._parser.may_be_text and token not in self._ends:
                 self.text_positions.append(self._pushed)
             self._pushed += 1
@@ -69,7 +72,7 @@ class Answer:
     def begin_again(self) -> None:
         """Forget everything."""
         self._decoder, self._parser = self._new_decoder(), self._new_parser()
-        self.text_positions, self._pushed = [], 0
+        self.text_positions, self._pushed, self.reasoning_tokens = [], 0, 0
 
     def _decoded(self, ids: Sequence[int]) -> str:
         if not self._markers or self._markers.keys().isdisjoint(ids):

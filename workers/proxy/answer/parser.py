@@ -43,6 +43,16 @@ class AnswerParser:
         """The stop string that ended the answer."""
 
     @property
+    def thinking(self) -> bool:
+        """Whether it is inside reasoning."""
+        return self._step == self._reasoning
+
+    @property
+    def may_think(self) -> bool:
+        """Whether reasoning goes on, or may still begin."""
+        return self._step in (self._start, self._reasoning)
+
+    @property
     def may_be_text(self) -> bool:
         """Whether it is not inside reasoning or a call."""
         return self._step in (self._start, self._text)

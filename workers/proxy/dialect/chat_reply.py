@@ -31,7 +31,10 @@ def load() -> None:
 def usage(call: LiveCall) -> dict[str, Any]:
     """Of one request, however many segments it took."""
     prompt, output, cached = wire.usage_counts(call)
+    thought = call.answer.reasoning_tokens
+    details = {"completion_tokens_details": {"reasoning_tokens": thought}} if thought else {}
     return {
+        **details,
         "prompt_tokens": prompt,
         "completion_tokens": output,
         "total_tokens": prompt + output,

@@ -50,7 +50,10 @@ def stop_reason(call: LiveCall, called: bool) -> tuple[str, str | None]:
 def usage(call: LiveCall, output: int | None = None) -> dict[str, Any]:
     """`input_tokens` is the whole prompt: a cache of ours costs nobody anything."""
     prompt, said, _ = wire.usage_counts(call)
+    thought = call.answer.reasoning_tokens if output is None else 0
+    details = {"output_tokens_details": {"thinking_tokens": thought}} if thought else {}
     return {
+        **details,
         "input_tokens": prompt,
         "output_tokens": said if output is None else output,
         "cache_creation_input_tokens": 0,

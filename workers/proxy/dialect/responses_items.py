@@ -108,7 +108,7 @@ def usage(call: LiveCall) -> dict[str, Any]:
         "input_tokens": prompt,
         "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
         "output_tokens": output,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": call.answer.reasoning_tokens},
         "total_tokens": prompt + output,
     }
 
