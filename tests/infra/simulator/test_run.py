@@ -21,6 +21,8 @@ from infra.simulator.scenario import (
 from infra.simulator.workload import Drawn, Recorded, Work
 from workflows.policy.state import Bounds
 
+BEST_SPLIT = 3
+"""Training cells of `async` over both phases of `two_phases`: what searching them finds."""
 POLICIES = ("waterlevel", "throughput", "async", "colocate", "lending")
 
 
