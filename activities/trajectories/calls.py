@@ -1,17 +1,17 @@
 """The recorded model calls of one execution, as the tree takes them: each with only what it adds to its parent's ids.
 
-Nothing is expanded here: an execution of a million tokens is read as a million tokens, however often later calls were
-conditioned on the earlier ones.
+Nothing is expanded here, and no id becomes a Python object: an execution of a million tokens is read as a million
+tokens, however often later calls were conditioned on the earlier ones.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import zstandard
 from sqlalchemy import Connection, Row, select
 
 from infra.records.schema import calls
+from infra.records.tokens import ids_array, logprobs_array
 from workflows.messages.errors import AuditFailure
 
 
@@ -70,9 +70,9 @@ def _call(row: Row) -> Call:
         call=row.call,
         sequence=row.sequence,
         role=row.role,
-        tail=_array(row.input_tail, "<i4"),
-        output=_array(row.output_ids, "<i4"),
-        logprobs=_array(row.output_logprobs, "<f4"),
+        tail=ids_array(row.input_tail),
+        output=ids_array(row.output_ids),
+        logprobs=logprobs_array(row.output_logprobs),
         spans=tuple((int(version), int(count)) for version, count in row.version_spans or ()),
         parent=row.parent_call if row.shared_tokens else None,
         shared=row.shared_tokens,
@@ -85,7 +85,3 @@ def _call(row: Row) -> Call:
     if call.state == "finished" and len(lengths) > 1:
         raise AuditFailure(f"call {call.call} has ids, log-probs and version spans of different lengths")
     return call
-
-
-def _array(blob: bytes | None, dtype: str) -> np.ndarray:
-    return np.frombuffer(b"" if blob is None else zstandard.decompress(blob), dtype=dtype)

@@ -13,7 +13,7 @@ from sqlalchemy import Connection, Row, select
 
 from infra.records.schema import calls, segments
 from infra.records.token_chain import TokenChain
-from infra.records.tokens import unpack_ids, unpack_logprobs
+from infra.records.tokens import ids_array, unpack_logprobs
 from workflows.messages.errors import AuditFailure
 
 
@@ -90,7 +90,7 @@ def _resolve(row: Row[Any], found: dict[str, RecordedCall]) -> RecordedCall:
     parent = found.get(row.parent_call) if row.shared_tokens else None
     if row.shared_tokens > (0 if parent is None else len(parent.chain)):
         raise AuditFailure(f"call {row.call} shares {row.shared_tokens} ids with {row.parent_call}, which lacks them")
-    tail = unpack_ids(row.input_tail)
+    tail = ids_array(row.input_tail)
     if row.shared_tokens + len(tail) != row.prompt_tokens:
         length = row.shared_tokens + len(tail)
         raise AuditFailure(f"call {row.call} has {length} prompt ids, {row.prompt_tokens} were recorded")
@@ -103,7 +103,7 @@ def _resolve(row: Row[Any], found: dict[str, RecordedCall]) -> RecordedCall:
         parent_call=row.parent_call,
         shared_tokens=row.shared_tokens,
         fork_reason=row.fork_reason,
-        chain=TokenChain(parent and parent.chain, row.shared_tokens, [*tail, *unpack_ids(row.output_ids)]),
+        chain=TokenChain(parent and parent.chain, row.shared_tokens, np.concatenate([tail, ids_array(row.output_ids)])),
         prompt_tokens=row.prompt_tokens,
         output_logprobs=tuple(unpack_logprobs(row.output_logprobs)),
         version_spans=tuple((int(version), int(count)) for version, count in row.version_spans or ()),

@@ -161,10 +161,10 @@ def write(engine: Engine, recorded: list[Call]) -> None:
             "started_at": 0.0,
             "parent_call": call.parent,
             "shared_tokens": call.shared,
-            "input_tail": pack_ids(call.tail.tolist()),
+            "input_tail": pack_ids(call.tail),
             "prompt_tokens": call.prompt_tokens,
-            "output_ids": pack_ids(call.output.tolist()),
-            "output_logprobs": pack_logprobs(call.logprobs.tolist()),
+            "output_ids": pack_ids(call.output),
+            "output_logprobs": pack_logprobs(call.logprobs),
             "version_spans": [list(span) for span in call.spans],
             "output_tokens": len(call.output),
         }
