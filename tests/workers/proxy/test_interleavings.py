@@ -5,7 +5,7 @@ import pytest
 from tests.workers.proxy.drill import Drill, Patches
 from tests.workers.proxy.virtual import run
 
-QUICK = 60
+QUICK = 40
 ALL, SHARE = 10_000, 500
 
 
@@ -20,10 +20,10 @@ def play(folder, seed):
         raise
 
 
-@pytest.mark.parametrize("first", range(0, QUICK, 20))
+@pytest.mark.parametrize("first", range(0, QUICK, 8))
 def test_interleavings(folder, monkeypatch, first):
     Patches(monkeypatch)
-    for seed in range(first, first + 20):
+    for seed in range(first, first + 8):
         play(folder, seed)
 
 
