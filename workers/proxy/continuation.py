@@ -47,7 +47,8 @@ class Continuation:
     @property
     def newest_version(self) -> int | None:
         """No later segment may run on older weights than this."""
-        known = [version for version in (self.floor, *self.versions[-1:]) if version is not None]
+        newest = max(self.versions, default=None)  # not simply the last: the record says what happened
+        known = [version for version in (self.floor, newest) if version is not None]
         return max(known, default=None)
 
     @property
