@@ -303,6 +303,22 @@ async def test_case_22_a_stop_string_across_the_cut(stage, script, dialect, stre
 
 @every_dialect
 @both_ways
+async def test_case_7_a_character_cut_by_a_move_or_by_length(stage, script, dialect, stream):
+    """Text and arguments arrive whole; what the budget cuts off is marked once, at the end."""
+    said = '삼겹살 👩‍🚀\n<tool_call>\n{"name": "bash", "arguments": {"cmd": "삼겹살"}}\n</tool_call>'
+    await two_engines(stage, script, said, "삼겹")
+    for cell in range(2):
+        await stage.fault(cell, kind="abort", after_tokens=1)  # one byte into the rest
+    told = await ask(stage, dialect, user("go"), tools=True, stream=stream)
+    assert (told.text, told.inputs, told.finish) == ("삼겹살 👩‍🚀", [("bash", {"cmd": "삼겹살"})], "calls")
+    (call,) = await stage.calls()
+    assert len(stage.segments(call)) > 2
+    cut = await ask(stage, dialect, user("go on"), budget=sampled(stage, "삼겹") + 1, stream=stream)
+    assert (cut.text, cut.finish) == ("삼겹\ufffd", "length")
+
+
+@every_dialect
+@both_ways
 @pytest.mark.parametrize(
     ("said", "arguments", "finish"),
     [
