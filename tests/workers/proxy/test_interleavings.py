@@ -12,7 +12,8 @@ ALL, SHARE = 10_000, 500
 def play(folder, seed):
     drill = Drill(folder, seed)
     try:
-        run(drill.run())
+        _, left = run(drill.run())
+        assert not left, f"nobody waits for {left}"
     except BaseException as error:
         error.add_note(f"seed {seed}")
         for line in drill.log:
