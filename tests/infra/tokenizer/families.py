@@ -136,6 +136,12 @@ DEEPSEEK = r"""
     {%- endif %}
 {%- endfor %}
 {{- bos_token + state.rules }}
+{%- if tools %}
+    {{- '\n\n## Tools' }}
+    {%- for tool in tools %}
+        {{- '\n' + tool.function.name + ': ' + (tool.function.parameters | tojson) }}
+    {%- endfor %}
+{%- endif %}
 {%- for message in messages %}
     {%- if message.role != 'tool' and state.in_results %}
         {{- '<｜tool▁outputs▁end｜>' }}

@@ -238,10 +238,10 @@ def test_twins_told_apart_by_their_reasoning(chat):
         assert history.prompt(chat, [user("a"), again, result("r")]).parent == call
 
 
-def test_other_tools_are_another_root_unless_the_template_ignores_them(chats):
+def test_other_tools_are_another_root_unless_the_template_ignores_them(chats, folder):
     other = [{"type": "function", "function": {"name": "edit", "parameters": {"type": "object"}}}]
-    for family, reason in (("qwen", "tools"), ("deepseek", None)):
-        chat, history = chats[family], History()
+    for chat, reason in ((chats["qwen"], "tools"), (chats["deepseek"], "tools"), (ChatTokenizer(folder), None)):
+        history = History()
         turn(chat, history, "one", [user("a")], said("x"), tools=TOOLS)
         prompt = history.prompt(chat, [user("a"), said("x"), user("b")], other)
         assert prompt.fork_reason == reason
