@@ -17,17 +17,41 @@ from typing import Any
 import numpy as np
 from sqlalchemy import Engine, insert
 
+from activities.trajectories.artifact import TrajectoryTree
 from activities.trajectories.calls import Call, load_calls
 from activities.trajectories.growth import GrownTree, grow
 from activities.trajectories.harvest import harvest
+from activities.trajectories.packing import Piece, pack
+from infra.micro_steps import PackedMicroStep, Provenance, encode
 from infra.records.database import open_database
 from infra.records.schema import calls
 from infra.records.tokens import pack_ids, pack_logprobs
 from workflows.messages.burst import Selection
+from workflows.messages.group import PackGroup
 
 VOCABULARY = 150_000
 CONTEXT_TOKENS = 128_000
 TURN_TOKENS = 1_600
+REQUEST = PackGroup(
+    run="bench",
+    batch="bench/batch/b/0",
+    burst="b",
+    group=0,
+    first_index=0,
+    token_budget=CONTEXT_TOKENS,
+    temperature=1.0,
+    layout="tree",
+)
+PROVENANCE = Provenance(
+    execution="bench",
+    task="made-up",
+    harness="none",
+    outcome="scored",
+    reward=1.0,
+    oldest_version=0,
+    newest_version=1,
+    trajectory_sha256="",
+)
 
 
 def made_up(tokens: int, seed: int = 0) -> list[Call]:
@@ -70,7 +94,9 @@ def made_up(tokens: int, seed: int = 0) -> list[Call]:
 
 @dataclass(frozen=True)
 class TreeCost:
-    """One size. `read_seconds`: the rows; `tree_seconds`: building and selection; `harvest_seconds`: what is stored."""
+    """One size. `read_seconds`: the rows; `tree_seconds`: building and selection; `harvest_seconds`: what is stored;
+    `pack_seconds`: from that to encoded micro-steps, laid out as trees, not part of the total. `flat_tokens`,
+    `packed_tokens`: what training computes for the chosen paths, one by one and as packed."""
 
     tokens: int
     calls: int
@@ -80,6 +106,9 @@ class TreeCost:
     read_seconds: float
     tree_seconds: float
     harvest_seconds: float
+    pack_seconds: float
+    flat_tokens: int
+    packed_tokens: int
     peak_bytes: int
 
     @property
@@ -98,6 +127,9 @@ class TreeCost:
             "tree_seconds": round(self.tree_seconds, 4),
             "harvest_seconds": round(self.harvest_seconds, 4),
             "total_seconds": round(total, 4),
+            "pack_seconds": round(self.pack_seconds, 4),
+            "flat_tokens": self.flat_tokens,
+            "packed_tokens": self.packed_tokens,
             "tree_tokens_per_second": round(self.tokens / self.tree_seconds),
             "total_tokens_per_second": round(self.tokens / total),
             "bytes_per_token": round(self.peak_bytes / self.tokens, 1),
@@ -126,6 +158,7 @@ def measure(tokens: int, folder: Path, rounds: int) -> TreeCost:
     grown = select(found)
     harvest_seconds = _fastest(lambda: harvest(grown), rounds)
     trajectory = harvest(grown)
+    packed = _packed(trajectory)
     cost = TreeCost(
         tokens=size,
         calls=len(found),
@@ -135,10 +168,18 @@ def measure(tokens: int, folder: Path, rounds: int) -> TreeCost:
         read_seconds=read_seconds,
         tree_seconds=tree_seconds,
         harvest_seconds=harvest_seconds,
+        pack_seconds=_fastest(lambda: [encode(step) for step in _packed(trajectory)], rounds),
+        flat_tokens=sum(grown.tree.nodes[path.leaf.node].end for path in grown.chosen),
+        packed_tokens=sum(step.tokens for step in packed),
         peak_bytes=_peak(lambda: harvest(select(read()))),
     )
     engine.dispose()
     return cost
+
+
+def _packed(trajectory: TrajectoryTree) -> list[PackedMicroStep]:
+    whole = Piece(trajectory, 1.0, trajectory.target_tokens, PROVENANCE)
+    return pack([whole], REQUEST)
 
 
 def exponent(costs: list[TreeCost]) -> float:
