@@ -6,6 +6,7 @@ ids it shares longest.
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from typing import Any
 
 from activities.trajectories.branches import Step, steps
@@ -65,7 +66,14 @@ class TreeView:
 
     def below(self, branch: int | None) -> list[BranchView]:
         """Branches that hang directly below one, in order of arrival; None: those that share nothing."""
-        return [one for one in self.branches if one.above == branch]
+        return self._below.get(branch, [])
+
+    @cached_property
+    def _below(self) -> dict[int | None, list[BranchView]]:
+        found: dict[int | None, list[BranchView]] = {}
+        for one in self.branches:
+            found.setdefault(one.above, []).append(one)
+        return found
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
