@@ -1,5 +1,6 @@
 """Figures of a measurement, as `gyre bench proxy --json` prints them."""
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -30,7 +31,7 @@ def figures(rounds: Sequence[Round], plain: Sequence[float], added: Mapping[str,
     found["cpu_s_per_1k_tokens"] = {name: round(statistics.median(values), 4) for name, values in costs.items()}
     for name in names:
         if name != "gyre" and "gyre" in costs:
-            ratios = [ours / theirs for ours, theirs in zip(costs["gyre"], costs[name], strict=True)]
+            ratios = [_ratio(ours, theirs) for ours, theirs in zip(costs["gyre"], costs[name], strict=True)]
             key = f"cpu_vs_{name.replace('-', '_')}"
             found[key] = round(statistics.median(ratios), 4)
             found[f"{key}_spread"] = [round(min(ratios), 4), round(max(ratios), 4)]
@@ -53,6 +54,11 @@ def figures(rounds: Sequence[Round], plain: Sequence[float], added: Mapping[str,
     }
     found["prompt_tokens"] = rounds[0].prompt_tokens if rounds else 0
     return found
+
+
+def _ratio(ours: float, theirs: float) -> float:
+    """Infinite where theirs is too short to be measured at all (the clock of CPU time ticks every 10 ms)."""
+    return ours / theirs if theirs else math.inf
 
 
 def _spread(seconds: Sequence[float]) -> dict[str, float]:
