@@ -31,7 +31,10 @@ def model(tmp_path_factory):
 async def rehearse(folder, model, harness, part) -> Try:
     adapter_named(harness).install(HARNESS_ROOT)
     chosen = parts_of(harness)[part]
-    async with Stage(folder / "stage", model, chosen.script, engines=2, tokens_per_second=120) as stage:
+    speed, context = 120, chosen.context_tokens
+    async with Stage(
+        folder / "stage", model, chosen.script, engines=2, tokens_per_second=speed, context_tokens=context
+    ) as stage:
         rehearsal = Rehearsal(stage, HARNESS_ROOT, CHECKOUT, isolation_here())
         choice = HarnessChoice(name=harness)
         outcome = await rehearsal.run(choice, chosen, drains=1, wall_seconds=WALL_SECONDS, told=print)
@@ -99,9 +102,12 @@ async def test_codex_with_a_sub_agent_that_it_waits_for(tmp_path, model):
 
 
 @pytest.mark.parametrize(
-    ("harness", "before"), [("claude-code", ["main", "main"]), ("codex", ["main"])], ids=["claude-code", "codex"]
+    ("harness", "before"),
+    [("claude-code", ["main", "main"]), ("codex", ["main"]), ("qwen-code", ["main"])],
+    ids=["claude-code", "codex", "qwen-code"],
 )
 async def test_a_conversation_that_outgrows_its_context_is_summarised(tmp_path, model, harness, before):
+    """Case 12 too: qwen-code does not know how small the context is until a call is refused in its dialect's words."""
     outcome = await rehearse(tmp_path, model, harness, "compact")
     assert_as_if_nothing_had_happened(outcome, model)
     assert [call.role for call in outcome.calls] == [*before, "main-summary", "main"]

@@ -99,7 +99,8 @@ async def _rehearse(
 ) -> Try:
     chosen = parts_of(choice.name)[part]
     model = write_model(folder / "model", CHECKOUT / "docs")
-    async with Stage(folder / "stage", model, chosen.script, engines=2 if drain else 1) as stage:
+    engines, context = 2 if drain else 1, chosen.context_tokens
+    async with Stage(folder / "stage", model, chosen.script, engines=engines, context_tokens=context) as stage:
         rehearsal = Rehearsal(stage, ROOT, CHECKOUT, isolation_here() if sys.platform == "linux" else OPEN)
 
         def tell(text: str) -> None:

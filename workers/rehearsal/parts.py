@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from workers.rehearsal.model import CONTEXT_TOKENS
 from workflows.messages.base import Message
 
 INSTRUCTION = "Write the word hello into out.txt in this repository, then stop."
@@ -19,11 +20,12 @@ _WORDS = "I shall go about this one step at a time, and this is the step that co
 
 
 class Part(Message):
-    """A script's rules, the settings that bring the scene about, and the calls to expect: role by role, in order of
-    arrival; a harness with two agents may interleave them."""
+    """A script's rules, the settings that bring the scene about, what really fits the policy, and the calls to expect:
+    role by role, in order of arrival; a harness with two agents may interleave them."""
 
     rules: tuple[dict[str, Any], ...]
     settings: dict[str, str | int | float | bool] = {}
+    context_tokens: int = CONTEXT_TOKENS
     roles: tuple[str, ...]
 
     @property
@@ -54,17 +56,15 @@ def _errand(shell: Callable[[str], str], main: tuple[dict[str, Any], ...], roles
     return Part(rules=(errand, *main), roles=roles)
 
 
-def _compact(
-    shell: Callable[[str], str], settings: dict[str, str | int | float | bool], roles: tuple[str, ...]
-) -> Part:
-    """The first answer is already more than `settings` allow. What asks neither for the task nor with a summary in
-    hand is the request for that summary."""
+def _compact(first: str, roles: tuple[str, ...], **more: Any) -> Part:
+    """The first answer, or what comes of it, is already more than `more` allows. What asks neither for the task nor
+    with a summary in hand is the request for that summary."""
     rules = (
         {"prompt": _SUMMARY, "replies": [_DONE]},
-        {"match": INSTRUCTION, "replies": [shell(_WRITE)]},
+        {"match": INSTRUCTION, "replies": [first]},
         {"replies": [f"<analysis>Little has been done.</analysis>\n<summary>{_SUMMARY}</summary>"]},
     )
-    return Part(rules=rules, settings=settings, roles=roles)
+    return Part(rules=rules, roles=roles, **more)
 
 
 def _parts() -> dict[str, dict[str, Part]]:
@@ -86,8 +86,13 @@ def _parts() -> dict[str, dict[str, Part]]:
     parts["codex"]["errand"] = _errand(_SHELLS["codex"], main, ("main", "main", "sub-agent", "sub-agent", "main"))
     # claude-code never summarises before its second answer.
     summarised = ("main", "main", "main-summary", "main")
-    parts["claude-code"]["compact"] = _compact(_SHELLS["claude-code"], {"compact_at_percent": 5}, summarised)
-    parts["codex"]["compact"] = _compact(_SHELLS["codex"], {"compact_at_tokens": 2000}, summarised[1:])
+    write = {name: shell(_WRITE) for name, shell in _SHELLS.items()}
+    at = {"claude-code": {"compact_at_percent": 5}, "codex": {"compact_at_tokens": 2000}}
+    parts["claude-code"]["compact"] = _compact(write["claude-code"], summarised, settings=at["claude-code"])
+    parts["codex"]["compact"] = _compact(write["codex"], summarised[1:], settings=at["codex"])
+    # This one is not told how small the context is: the refusal of a call that no longer fits must tell it.
+    flood = _SHELLS["qwen-code"](f"{_WRITE}; seq 1 2500")
+    parts["qwen-code"]["compact"] = _compact(flood, summarised[1:], context_tokens=40_000)
     return parts
 
 

@@ -58,11 +58,21 @@ class _Served:
 class Stage:
     """`engines` paced engines named cell-0, cell-1, ... that say what `script` says, and a proxy with its records.
 
-    `model`: a folder made by `write_model`. Everything is written below `folder`.
+    `model`: a folder made by `write_model`. `context_tokens`: what fits the policy, whatever a harness believes.
+    Everything is written below `folder`.
     """
 
-    def __init__(self, folder: Path, model: Path, script: str, *, engines: int = 1, tokens_per_second: float = 200):
-        self.folder, self._model = folder, model
+    def __init__(
+        self,
+        folder: Path,
+        model: Path,
+        script: str,
+        *,
+        engines: int = 1,
+        tokens_per_second: float = 200,
+        context_tokens: int = CONTEXT_TOKENS,
+    ) -> None:
+        self.folder, self._model, self._context = folder, model, context_tokens
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "script.json").write_text(script)
         settings = PacedSettings(
@@ -73,7 +83,7 @@ class Stage:
             prefill_tokens_per_second=1e9,
             slots=SLOTS,
             kv_tokens=4 * CONTEXT_TOKENS,
-            context=CONTEXT_TOKENS + 8,
+            context=context_tokens + 8,
         )
         self.engines = [PacedEngine(settings) for _ in range(engines)]
         self.database: Engine = open_database(f"sqlite:///{folder / 'records.db'}", create=True)
@@ -85,7 +95,7 @@ class Stage:
             run=RUN,
             database=self.database,
             model_folder=self._model,
-            context_tokens=CONTEXT_TOKENS,
+            context_tokens=self._context,
             admin_key=_KEY,
             settings=ProxySettings(sticky_wait_seconds=0.1),
         )
