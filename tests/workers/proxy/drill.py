@@ -503,9 +503,10 @@ class Drill:
             station, rid = self.stations[segment["cell"]], segment["rid"]
             asked, how = station.aborts.get(rid, []), station.ends.get(rid)
             story = f"{rid} of {call.call}: aborts {asked}, ended {how} there, {segment['ended']} here"
-            if not self.late_aborts or how == "abort":  # a late one may find the request ended
-                assert asked.count("it") == (how == "abort" and rid not in station.died), story
             assert asked.count("it") <= 1, story
+            if rid not in station.died:
+                assert how != "abort" or asked.count("it") == 1, story
+                assert how == "abort" or not asked.count("it") or self.late_aborts, story  # a late one finds it ended
             assert asked.count("no more") <= 1, story
             assert "it" not in asked or asked[-1] == "it", story
 
