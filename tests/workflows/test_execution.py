@@ -98,10 +98,10 @@ async def test_an_unusable_harness_is_scored_by_what_is_left(world: FakeWorld):
     assert (closed["end"], closed["outcome"], closed["reward"]) == ("crashed", "scored", 0.0)
 
 
-@pytest.mark.parametrize(("setting", "valid", "reward"), [("exclude", 3, None), ("zero", 4, 0.0)])
+@pytest.mark.parametrize(("setting", "valid", "reward"), [("exclude", 5, None), ("zero", 6, 0.0)])
 async def test_nothing_ever_ran_is_left_out_or_scored_zero(world: FakeWorld, setting, valid, reward):
     world.faults.add("prepare_workspace", error=HarnessUnusable("no image"), times=None, when=stuck)
-    report = await (await world.start_burst(no_artifact=setting)).result()
+    report = await (await world.start_burst(no_artifact=setting, executions_per_group=3)).result()
     assert report.executions_valid == valid
     closed = await world.handle(ids.execution_id(world.run, "first", 0, 0)).result()
     assert (closed["end"], closed["reward"]) == ("never_ran", reward)
