@@ -1,4 +1,4 @@
-"""`gyre bench trees`: tokens a second and bytes a token from recorded calls to a trajectory."""
+"""`gyre bench trajectories`: tokens a second and bytes a token from recorded calls to a trajectory."""
 
 import json
 import tempfile
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from workers.bench.trees import TreeCost, exponent, measure
+from workers.bench.trajectories import TreeCost, exponent, measure
 
 SIZES = (125_000, 250_000, 500_000, 1_000_000, 2_000_000, 4_000_000)
 

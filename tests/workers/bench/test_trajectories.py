@@ -4,7 +4,7 @@ import pytest
 
 from activities.trajectories.growth import grow
 from tests.activities.trajectories import oracle
-from workers.bench.trees import exponent, made_up, measure
+from workers.bench.trajectories import exponent, made_up, measure
 from workflows.messages.burst import Selection
 
 
