@@ -24,7 +24,7 @@ _OURS = (Path(__file__).parents[2], Path(sys.prefix), Path(sys.base_prefix))
 _CREDENTIALS = (".ssh", ".aws", ".azure", ".config", ".docker", ".gnupg", ".kube", ".netrc", ".npmrc", ".pypirc")
 _CREDENTIALS += (".git-credentials", ".bash_history", ".cache/huggingface/token")
 
-# Reaches its own door, nothing else, sees few processes and cannot write outside.
+# Reaches its own door, nothing else, sees few processes, cannot write outside and has no power over the walls.
 _PROBE = """
 import os, socket, sys
 door, open_port, forbidden = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
@@ -41,7 +41,9 @@ def writes():
     except OSError:
         return False
 pids = sum(name.isdigit() for name in os.listdir("/proc"))
-print(int(reaches(door)), int(reaches(open_port)), int(writes()), int(pids < 6))
+status = dict(line.split(":", 1) for line in open("/proc/self/status"))
+powerful = int(status["CapEff"], 16) >> 21 & 1  # CAP_SYS_ADMIN: could take the walls down
+print(int(reaches(door)), int(reaches(open_port)), int(writes()), int(pids < 6), powerful)
 """
 
 
@@ -173,7 +175,7 @@ def _run_probe(sandbox: Sandbox, probe: tuple[str, ...], cwd: str) -> str:
             process.kill()
             process.communicate()
             return "a sandbox does not end"
-    wanted = "1 1 0 1" if sandbox.network else "1 0 0 1"
+    wanted = "1 1 0 1 0" if sandbox.network else "1 0 0 1 0"
     if process.returncode or isinstance(door, str):
         return problem.strip().splitlines()[-1] if problem.strip() else str(door)
     return "" if said.strip() == wanted else f"a sandbox does not hold: {said.strip()}"

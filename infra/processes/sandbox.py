@@ -5,6 +5,7 @@ hidden; only `writable` can be written. The network is empty but for one loopbac
 (`infra.processes.door`, `infra.processes.relay`). Standard library alone: the runner needs it.
 """
 
+import os
 import socket
 import sys
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ from infra.processes.door import FAILED, OPEN
 
 _DOOR = Path(__file__).with_name("door.py")
 _OPENING_SECONDS = 30.0
+# A workspace may hold files of other users; elsewhere nothing can be written anyway.
+_ROOT_KEEPS = ("CAP_DAC_OVERRIDE", "CAP_CHOWN", "CAP_FOWNER")
 
 
 @dataclass(frozen=True)
@@ -52,9 +55,13 @@ class Sandbox:
         return (*self._walls(), "--chdir", cwd, "--", *door, *argv)
 
     def _walls(self) -> list[str]:
-        walls = [self.bubblewrap, "--die-with-parent", "--unshare-pid", "--unshare-ipc"]
+        # Run by root, bubblewrap leaves every power of root in place unless it is told otherwise.
+        walls = [self.bubblewrap, "--die-with-parent", "--unshare-pid", "--unshare-ipc", "--cap-drop", "ALL"]
         if self.user_namespace:
             walls.append("--unshare-user")
+        elif os.geteuid() == 0:
+            for power in _ROOT_KEEPS:
+                walls += ["--cap-add", power]
         if not self.network:
             walls.append("--unshare-net")
         walls += ["--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--bind", self.temporary, "/tmp"]

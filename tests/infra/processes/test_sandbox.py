@@ -6,6 +6,7 @@ tests say so; `gyre doctor` says the same.
 
 import asyncio
 import dataclasses
+import os
 import signal
 import socket
 import sys
@@ -118,6 +119,22 @@ echo stolen > {tmp_path}/others/x; cat {tmp_path}/secrets/token; ls -A {tmp_path
     assert list((tmp_path / "others").iterdir()) == []
     assert (tmp_path / "run/stdout.log").read_text() == ""
     assert "Read-only file system" in (tmp_path / "run/stderr.log").read_text()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+async def test_root_may_work_on_files_of_other_users_in_its_workspace_alone(runners, boxed, tmp_path):
+    for folder in ("app", "others"):
+        (tmp_path / folder / "theirs").write_text("as it was\n")
+        (tmp_path / folder / "theirs").chmod(0o600)
+        os.chown(tmp_path / folder / "theirs", 65534, 65534)
+    job = boxed(
+        f"echo changed > theirs; chown 0 theirs; echo changed > {tmp_path}/others/theirs; mount -t tmpfs x /mnt"
+    )
+    await run(runners, tmp_path / "run", job)
+    assert (tmp_path / "app/theirs").read_text() == "changed\n"
+    assert (tmp_path / "app/theirs").stat().st_uid == 0
+    assert (tmp_path / "others/theirs").read_text() == "as it was\n"
+    assert "mount" in (tmp_path / "run/stderr.log").read_text()
 
 
 async def test_places_of_credentials_are_hidden(runners, boxed, tmp_path, monkeypatch):
