@@ -34,7 +34,7 @@ def bench(
     tokens_per_second
         Pace of each stream.
     rounds
-        Rounds of each contestant that count; they take turns.
+        Rounds of each contestant that count; they take turns. 0 leaves that out.
     pairs
         Requests one at a time, for the time to the first token; 0 leaves that out.
     only

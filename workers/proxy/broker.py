@@ -166,6 +166,7 @@ class Broker:
         try:
             finish = await self._dispatcher.answer(call)
             call.close_text()
+            await asyncio.sleep(0)  # what was sampled goes out before the work of recording it
             await self._record(execution, call, finish)
             return
         except EngineUnavailable as problem:

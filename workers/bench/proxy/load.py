@@ -11,8 +11,11 @@ from workers.bench.proxy.contestants import Contestant
 from workers.bench.proxy.plan import BenchPlan
 from workflows.messages.errors import Transient
 
-FIRST_TOKENS = 4
+FIRST_TOKENS = 8
 """Length of an answer that is only asked for its first token."""
+
+WARM_UP = 10
+"""Pairs that open connections and do not count."""
 
 _PATIENCE_SECONDS = 300.0
 
@@ -70,24 +73,34 @@ async def run_round(plan: BenchPlan, contestant: Contestant, engines: Sequence[C
 async def first_tokens(
     plan: BenchPlan, direct: Target, contestants: Sequence[Contestant]
 ) -> tuple[list[float], dict[str, list[float]]]:
-    """Seconds to the first token, direct, and what each contestant added to the direct one right before it."""
-    callers = {"": Caller(direct), **{each.name: Caller(each.target(0)) for each in contestants}}
+    """Seconds to the first token, direct, and what each contestant added to the direct one next to it.
+
+    Each contestant has direct requests of its own, before and after it in turn: who is asked first finds the engine
+    longer asleep.
+    """
     plain: list[float] = []
     added: dict[str, list[float]] = {each.name: [] for each in contestants}
+    straight = Caller(direct)
+    callers = {each.name: Caller(each.target(0)) for each in contestants}
+
+    async def first(name: str, caller: Caller, pair: str) -> float:
+        heard = await caller.ask(plan.body(f"first/{pair}", FIRST_TOKENS), seconds=_PATIENCE_SECONDS)
+        _check(heard, FIRST_TOKENS, name)
+        return heard.first_seconds
+
     try:
-        for pair in range(-10, plan.pairs):  # the first ones open connections and do not count
-            heard: dict[str, float] = {}
+        for number in range(-WARM_UP, plan.pairs):
             for name, caller in callers.items():
-                body = plan.body(f"first/{pair}/{name}", FIRST_TOKENS)
-                answer = await caller.ask(body, seconds=_PATIENCE_SECONDS)
-                _check(answer, FIRST_TOKENS, name or "the engine")
-                heard[name] = answer.first_seconds
-            if pair >= 0:
-                plain.append(heard[""])
-                for name, list_ in added.items():
-                    list_.append(heard[name] - heard[""])
+                both = [("the engine", straight), (name, caller)]
+                heard = {
+                    who: await first(who, asked, f"{number}/{name}/{who}")
+                    for who, asked in (both if number % 2 else reversed(both))
+                }
+                if number >= 0:
+                    plain.append(heard["the engine"])
+                    added[name].append(heard[name] - heard["the engine"])
     finally:
-        for caller in callers.values():
+        for caller in (straight, *callers.values()):
             caller.close()
     return plain, added
 

@@ -126,8 +126,9 @@ class Answers:
         opener = self.form.think[0]
         if not opener:
             return False
-        decoder = self._tokenizer.decode_stream()
-        tail = "".join(
-            self._markers.get(token) or decoder.push([token]) for token in prompt_ids[-_TAIL_TOKENS:]
-        ).rstrip()
-        return tail.endswith(opener)
+        decoder, ids = self._tokenizer.decode_stream(), prompt_ids[-_TAIL_TOKENS:]
+        if self._markers.keys().isdisjoint(ids):
+            tail = decoder.push(ids)
+        else:
+            tail = "".join(self._markers.get(token) or decoder.push([token]) for token in ids)
+        return tail.rstrip().endswith(opener)
