@@ -15,6 +15,7 @@ from workers.proxy.settings import ProxySettings
 from workflows.messages.errors import EngineUnavailable, InvalidRequest
 
 log = logging.getLogger(__name__)
+CLOSING_SECONDS = 1.0
 
 
 class Aborts:
@@ -23,6 +24,7 @@ class Aborts:
     def __init__(self, settings: ProxySettings) -> None:
         self._settings = settings
         self._tasks: set[asyncio.Task[None]] = set()  # the loop itself keeps only weak references
+        self._unsent: set[str] = set()
 
     def __len__(self) -> int:
         return len(self._tasks)
@@ -31,6 +33,7 @@ class Aborts:
         """Have the engine end this request; once, however often it is asked for."""
         if not segment.aborted and not segment.stopped:
             segment.aborted = True
+            self._unsent.add(segment.rid)
             self._spawn(self._until_ended(record, segment))
 
     def end_orphan(self, record: EngineRecord, rid: str) -> None:
@@ -39,6 +42,11 @@ class Aborts:
         self._spawn(self._settled(record, rid, delivered=False, known=False))
 
     async def close(self) -> None:
+        """Send what has not been sent yet, within a moment; wait for nothing else."""
+        clock = asyncio.get_running_loop().time
+        until = clock() + CLOSING_SECONDS
+        while self._unsent and clock() < until:
+            await asyncio.sleep(0.01)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -51,6 +59,7 @@ class Aborts:
     async def _until_ended(self, record: EngineRecord, segment: Segment) -> None:
         """While the request's stream is read, its end is seen there; afterwards the engine is asked."""
         delivered = await self._send(record, segment.rid)
+        self._unsent.discard(segment.rid)
         wait = self._settings.abort_again_seconds
         while not segment.ended.is_set():
             try:

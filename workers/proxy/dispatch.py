@@ -209,6 +209,8 @@ class Dispatcher:
         if chunk.spans is not None and (chunk.finish is not None or len(chunk.spans) > 1):
             known = {span.version: self._version(segment, record, span.version) for span in chunk.spans if span.end}
             spans = [known[span.version] for span in chunk.spans for _ in range(span.end - span.start)]
+            if spans != sorted(spans):
+                raise EngineUnavailable(f"it went back from a version to an older one: {chunk.spans}")
         call.so_far.accept(piece, only=call.push(piece.ids))
         if spans is not None:
             call.so_far.restamp(start, spans)

@@ -157,6 +157,17 @@ async def test_a_plan_outlives_the_proxy(stage):
     assert (segment["engine"], segment["kv_waited"]) == (f"cell-{1 - home}", True)
 
 
+async def test_a_proxy_that_is_stopped_leaves_nothing_running(stage):
+    engine = await stage.engine(tokens_per_second=5, disconnect_seconds=1e6, **ENDLESS)
+    await stage.register()
+    asking = asyncio.create_task(stage.post(user("go"), max_tokens=90))
+    await stage.speaking(0)
+    await stage.stop_proxy()
+    assert (engine.running, engine.counts["aborted"]) == ([], 1)
+    await asyncio.gather(asking, return_exceptions=True)
+    await stage.start_proxy()
+
+
 async def test_what_a_dead_proxy_left_running_is_aborted(stage):
     """Killed in mid-answer: the next life ends the request that nobody reads, once, and the engine is quiet."""
     engine = await stage.engine(tokens_per_second=5, disconnect_seconds=1e6, **ENDLESS)
