@@ -5,6 +5,7 @@ sandbox, the proxy, its records. Expected trees are written down here and not ta
 """
 
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -28,15 +29,16 @@ def model(tmp_path_factory):
     return write_model(tmp_path_factory.mktemp("rehearsal") / "model", CHECKOUT / "docs")
 
 
-async def rehearse(folder, model, harness, part) -> Try:
+async def rehearse(folder, model, harness, part, client: Literal["thin", "stock"] = "thin") -> Try:
     adapter_named(harness).install(HARNESS_ROOT)
     chosen = parts_of(harness)[part]
-    speed, context = 120, chosen.context_tokens
+    # The shortest answers get more time to be cut in.
+    speed, context = 40 if harness == "mini-swe-agent" else 120, chosen.context_tokens
     async with Stage(
         folder / "stage", model, chosen.script, engines=2, tokens_per_second=speed, context_tokens=context
     ) as stage:
         rehearsal = Rehearsal(stage, HARNESS_ROOT, CHECKOUT, isolation_here())
-        choice = HarnessChoice(name=harness)
+        choice = HarnessChoice(name=harness, client=client)
         outcome = await rehearsal.run(choice, chosen, drains=1, wall_seconds=WALL_SECONDS, told=print)
         assert stage.proxy.executions.in_flight() == {}
         assert [engine.running for engine in stage.engines] == [[], []]
@@ -80,6 +82,12 @@ MAIN = [("main", None), ("main", 0), ("main", 1)]
 @pytest.mark.parametrize("harness", ["mini-swe-agent", "pi", "codex", "claude-code", "qwen-code"])
 async def test_a_harness_whose_engine_leaves_in_mid_answer(tmp_path, model, harness):
     outcome = await rehearse(tmp_path, model, harness, "repair")
+    assert_as_if_nothing_had_happened(outcome, model)
+    assert tree(outcome) == MAIN
+
+
+async def test_mini_swe_agent_with_its_own_client(tmp_path, model):
+    outcome = await rehearse(tmp_path, model, "mini-swe-agent", "repair", "stock")
     assert_as_if_nothing_had_happened(outcome, model)
     assert tree(outcome) == MAIN
 

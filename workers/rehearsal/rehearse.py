@@ -75,9 +75,11 @@ class Rehearsal:
             run = await self._activities.run(spec, _Unwatched())
         finally:
             drainer.cancel()
-            await asyncio.gather(drainer, return_exceptions=True)
+            (drained,) = await asyncio.gather(drainer, return_exceptions=True)
         evaluation = Evaluation(outcome=Outcome.NO_ARTIFACT, detail="a rehearsal is not scored")
         await self._activities.finish(FinishExecution(spec=spec, run=run, evaluation=evaluation))
+        if isinstance(drained, Exception):
+            raise drained
         folder = ExecutionFolder.of(self._host.workspaces, spec)
         target = folder.app / "out.txt"
         with self._stage.database.connect() as connection:
@@ -86,13 +88,18 @@ class Rehearsal:
         return Try(spec, run, written, calls, sum(moved))
 
     async def _drain_in_mid_answer(self, drains: int, moved: list[int], told: Callable[[str], None]) -> None:
-        """Each drain waits for an answer that has begun and goes on; the door opens again behind it."""
-        for _ in range(drains):
+        """Each drain waits for an answer that has begun and goes on; the door opens again behind it.
+
+        One whose answer was over before it could be moved does not count.
+        """
+        while len(moved) < drains:
             while (cell := self._speaking()) is None:
                 await asyncio.sleep(0.01)
-            moved.append(await self._stage.drain(cell))
-            told(f"cell-{cell} was drained in mid-answer, {moved[-1]} request moved")
+            requests = await self._stage.drain(cell)
             await self._stage.open_door(cell)
+            if requests:
+                moved.append(requests)
+                told(f"cell-{cell} was drained in mid-answer, {requests} request moved")
 
     def _speaking(self) -> int | None:
         """An engine in the middle of an answer."""
