@@ -14,6 +14,8 @@ _OURS = {
     "unstartable": EndReason.NEVER_RAN,
 }
 """Ends that the host decided or saw; they outrank what the harness says."""
+_TELLING = 6
+"""A shorter beginning of a secret tells nothing."""
 
 
 def harness_run(result: Result, outcome: HarnessOutcome | None, *, model_calls: int, call_limit: int) -> HarnessRun:
@@ -40,3 +42,15 @@ def harness_run(result: Result, outcome: HarnessOutcome | None, *, model_calls: 
         model_calls=model_calls,
         detail=plain_text("; ".join(part for part in detail if part)),
     )
+
+
+def without_secret(text: str, secret: str) -> str:
+    """`text` with `secret` blotted out, also where the end of `text` was cut off in the middle of it."""
+    if not secret:
+        return text
+    text = text.replace(secret, "<secret>")
+    whole = text.removesuffix("…")
+    for length in range(len(secret) - 1, _TELLING - 1, -1):
+        if whole.endswith(secret[:length]):
+            return f"{whole[:-length]}<secret>"
+    return text

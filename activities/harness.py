@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from temporalio import activity
 
-from activities.endings import harness_run
+from activities.endings import harness_run, without_secret
 from activities.heartbeats import Heartbeat
 from harness_adapters.protocol import HarnessAdapter, HarnessOutcome, LaunchContext
 from harness_adapters.registry import adapter_named
@@ -159,7 +159,10 @@ class HarnessActivities:
         row = await self._row(spec)
         run = folder.run(row.attempt)
         outcome = self._outcome(spec, folder, run, result) if result.end == "exited" else None
-        return harness_run(result, outcome, model_calls=row.model_calls, call_limit=spec.limits.model_calls)
+        reported = harness_run(result, outcome, model_calls=row.model_calls, call_limit=spec.limits.model_calls)
+        # A harness that quotes its endpoint in an error quotes its token: what is reported enters Temporal's history.
+        token = folder.token.read_text() if folder.token.exists() else ""
+        return reported.model_copy(update={"detail": without_secret(reported.detail, token)})
 
     async def _run_to_end(self, spec: ExecutionSpec, folder: ExecutionFolder, beat: Beat) -> Result:
         while True:

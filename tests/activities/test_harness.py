@@ -10,7 +10,10 @@ from pathlib import Path
 import pytest
 from temporalio.activity import ActivityCancellationDetails
 
+from activities.endings import without_secret
 from activities.harness import HarnessActivities
+from harness_adapters.generic import GenericCommand
+from harness_adapters.protocol import HarnessOutcome
 from infra.processes.launch import running
 from infra.processes.tree import living, marked
 from infra.records.executions import execution_of
@@ -270,3 +273,34 @@ async def test_a_closed_workspace_is_kept_or_removed(host, environment, make_tas
     await environment().run(harness.finish_execution, FinishExecution(spec=spec, run=run, evaluation=scored))
     assert host.folder(spec).root.exists() == keep
     assert (host.folder(spec).app / "file.txt").exists() == keep
+
+
+async def test_a_harness_that_quotes_its_endpoint_gives_no_secret_away(host, environment, make_task, make_spec):
+    class Talkative(GenericCommand):
+        def outcome(self, context, exit_code):
+            return HarnessOutcome(end=EndReason.CRASHED, detail=f"401 at {context.endpoint}/v1 with {context.token}")
+
+    host.harness._host = dataclasses.replace(host.harness._host, adapter=lambda name: Talkative())
+    spec = make_spec(make_task("true"))
+    run = await live(host, environment, spec)
+    token = host.folder(spec).token.read_text()
+    assert run.end is EndReason.CRASHED
+    assert run.detail == "401 at http://127.0.0.1:9/x/<secret>/v1 with <secret>"
+    assert token not in run.model_dump_json()
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("at /x/abcdefghij/v1", "at /x/<secret>/v1"),
+        ("abcdefghij abcdefghij", "<secret> <secret>"),
+        ("cut off in abcdefgh", "cut off in <secret>"),
+        ("cut off in abcdefgh…", "cut off in <secret>"),
+        ("no abc", "no abc"),
+        ("goes on…", "goes on…"),
+        ("", ""),
+    ],
+)
+def test_a_secret_is_blotted_out_also_where_the_text_was_cut(text, shown):
+    assert without_secret(text, "abcdefghij") == shown
+    assert without_secret(text, "") == text
