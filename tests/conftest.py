@@ -34,11 +34,15 @@ def postgresql() -> "Iterator[PostgreSQL]":
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
-def database_url(request: pytest.FixtureRequest, tmp_path) -> str:
+def database_url(request: pytest.FixtureRequest, tmp_path) -> Iterator[str]:
     """URL of a database of this test's own, on each of the two kinds."""
-    if request.param == "postgresql":
-        return request.getfixturevalue("postgresql").new_database()
-    return f"sqlite:///{tmp_path / 'records.db'}"
+    if request.param == "sqlite":
+        yield f"sqlite:///{tmp_path / 'records.db'}"
+        return
+    server = request.getfixturevalue("postgresql")
+    url = server.new_database()
+    yield url
+    server.drop(url)
 
 
 @pytest.fixture

@@ -52,6 +52,10 @@ class PostgreSQL:
         self._execute(f"CREATE DATABASE {name} TEMPLATE {template}")
         return self._url(name)
 
+    def drop(self, url: str) -> None:
+        """Remove a database at once: a thousand files each would take minutes to remove at the end."""
+        self._execute(f"DROP DATABASE {make_url(url).database} WITH (FORCE)")
+
     def close(self) -> None:
         self._server.dispose()
 
@@ -65,20 +69,21 @@ class PostgreSQL:
 
 @contextmanager
 def running_server() -> Iterator[PostgreSQL]:
-    """Starts a server in a folder of its own, stops it and removes the folder."""
-    folder = Path(tempfile.mkdtemp(prefix="gyre-postgresql-"))
+    """Starts a server in a folder of its own (its data in memory where there is some), stops it and removes both."""
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # nothing can be executed from there
+    folder, data = (Path(tempfile.mkdtemp(prefix="gyre-postgresql-", dir=where)) for where in (None, memory))
     user = pwd.getpwnam("nobody") if os.geteuid() == 0 else pwd.getpwuid(os.geteuid())
     try:
-        os.chown(folder, user.pw_uid, user.pw_gid)
-        data = folder / "data"
+        for made in (folder, data):
+            os.chown(made, user.pw_uid, user.pw_gid)
         binaries = _binaries_for(user, folder)
         identity = {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []} if os.geteuid() == 0 else {}
-        made = subprocess.run(
+        initialised = subprocess.run(
             [binaries / "initdb", "-D", data, "-U", "gyre", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync"],
             **identity, cwd=folder, capture_output=True, text=True, check=False,
         )  # fmt: skip
-        if made.returncode:
-            raise RuntimeError(f"initdb: {made.stderr}")
+        if initialised.returncode:
+            raise RuntimeError(f"initdb: {initialised.stderr}")
         command = [binaries / "postgres", "-D", data, "-k", folder]
         command += [part for name, value in _SETTINGS.items() for part in ("-c", f"{name}={value}")]
         with (folder / "log").open("wb") as log:
@@ -96,7 +101,8 @@ def running_server() -> Iterator[PostgreSQL]:
             process.send_signal(signal.SIGINT)  # its "fast" shutdown
             process.wait(30)
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        for made in (folder, data):
+            shutil.rmtree(made, ignore_errors=True)
 
 
 def _binaries_for(user: pwd.struct_passwd, folder: Path) -> Path:

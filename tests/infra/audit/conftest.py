@@ -37,3 +37,5 @@ def recorded(request: pytest.FixtureRequest, sound_folder: Path, tmp_path: Path)
     run = SyntheticRun.open(tmp_path / "run", url)
     yield run
     run.engine.dispose()
+    if url:
+        request.getfixturevalue("postgresql").drop(url)
