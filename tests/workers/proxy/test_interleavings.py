@@ -1,12 +1,16 @@
 """Random interleavings of stream, abort, drain, publish, engine death, client disconnect and retry: nothing is lost."""
 
+import multiprocessing
+import os
+from concurrent.futures import ProcessPoolExecutor, as_completed
+
 import pytest
 
 from tests.workers.proxy.drill import Drill, Patches
 from tests.workers.proxy.virtual import run
 
 QUICK = 40
-ALL, SHARE = 10_000, 500
+ALL, SHARE = 10_000, 250
 
 
 def play(folder, seed):
@@ -28,10 +32,20 @@ def test_interleavings(folder, monkeypatch, first):
         play(folder, seed)
 
 
+def share(folder, first):
+    """The seeds of one share, in a process of its own."""
+    with pytest.MonkeyPatch.context() as patch:
+        Patches(patch)
+        for seed in range(max(first, QUICK), first + SHARE):
+            play(folder, seed)
+
+
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
-@pytest.mark.parametrize("first", range(0, ALL, SHARE))
-def test_ten_thousand_interleavings(folder, monkeypatch, first):
-    Patches(monkeypatch)
-    for seed in range(max(first, QUICK), first + SHARE):
-        play(folder, seed)
+@pytest.mark.timeout(3600)
+def test_ten_thousand_interleavings(folder):
+    """A quarter of an hour of one core, so every core takes part."""
+    spawned = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(os.cpu_count(), mp_context=spawned) as pool:
+        shares = [pool.submit(share, folder, first) for first in range(0, ALL, SHARE)]
+        for finished in as_completed(shares):
+            finished.result()
