@@ -1,4 +1,4 @@
-"""The Scheduler's books under any order of events: counters, once-only closing, order of admission, nothing lost."""
+"""Case 39: the Scheduler's books under any order of events: counters, once-only closing, admission, nothing lost."""
 
 from hypothesis import settings
 from hypothesis import strategies as st
