@@ -105,7 +105,7 @@ async def test_an_aborted_transition_takes_the_cell_back_to_rollout(world: FakeW
 
 
 async def test_a_publish_completes_on_the_survivors(world: FakeWorld):
-    """Cases 40, 43: one engine cannot load; it serves nothing until it is resumed, then what was published meanwhile."""
+    """Cases 40, 43: one engine cannot load; it serves nothing until resumed, then what was published meanwhile."""
     fault = world.faults.add("load_weights", error=VersionMismatch("disk"), times=None, when=_at_cell(1, 1))
     report = await (await world.start_burst(policy={"hold_seconds": 0, "supply_fraction": 5.0 / 5})).result()
     assert report.version == 1
