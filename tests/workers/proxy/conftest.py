@@ -106,9 +106,16 @@ class Served:
         return self
 
     async def close(self):
-        self._server.should_exit = True
-        self._server.force_exit = True
-        await self._task
+        """Hang up and be gone. The server's own way out waits for its ticks, 0.2 s a test."""
+        for listener in self._server.servers:
+            listener.close()
+        state = self._server.server_state
+        for connection in list(state.connections):
+            connection.shutdown()
+        answering = list(state.tasks)
+        for task in (*answering, self._task):
+            task.cancel()
+        await asyncio.gather(*answering, self._task, return_exceptions=True)
 
 
 @functools.cache

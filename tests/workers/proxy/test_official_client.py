@@ -6,12 +6,19 @@ import anthropic
 import openai
 import pytest
 
-from tests.workers.proxy.conftest import padded, user
+from tests.workers.proxy.conftest import QUICK, Stage, padded, user
 
 SCHEMA = {"type": "object", "properties": {"cmd": {"type": "string"}}, "required": ["cmd"]}
 CHAT_TOOL = {"type": "function", "function": {"name": "bash", "description": "run", "parameters": SCHEMA}}
 CALLS = '<tool_call>\n{"name": "bash", "arguments": {"cmd": "ls"}}\n</tool_call>\n' * 2
 SAID = "<think>\nlook first\n</think>\n\nI look.\n" + CALLS
+
+
+@pytest.fixture
+async def stage(folder, records):
+    """One whose proxy soon gives up: its pauses between faults double."""
+    async with Stage(folder, records, settings=QUICK.model_copy(update={"max_faults": 2})) as stage:
+        yield stage
 
 
 @pytest.fixture
