@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 import httpx2
 from sqlalchemy import Engine
-from temporalio.client import Client
+from temporalio.client import Client, WorkflowExecutionStatus
 from temporalio.service import RPCError
 
 from infra.records.boots import latest_boot
 from infra.settings.run import RunManifest
 from infra.temporal.client import has_poller
 from infra.temporal.server import server_command
-from workflows.messages.ids import cell_queue, control_queue, engine_id, harness_queue
+from workflows.messages.ids import cell_queue, control_queue, engine_id, harness_queue, scheduler_id
 
 TEMPORAL = "temporal"
 
@@ -57,7 +57,7 @@ def fleet_components(manifest: RunManifest) -> list[ComponentSpec]:
     if manifest.fleet.temporal == "dev":
         specs.append(temporal_server(manifest))
     specs += [
-        ComponentSpec("control", _module("workers.control", *folder), _polls(control_queue(run))),
+        ComponentSpec("control", _module("workers.control", *folder), _schedules(run)),
         ComponentSpec("proxy", _module("workers.proxy", *folder), _answers(f"{manifest.proxy_admin_url}/metrics")),
     ]
     specs += [
@@ -97,6 +97,22 @@ def _polls(queue: str) -> Probe:
             return await has_poller(context.client, queue, since=context.started_at)
         except RPCError:
             return False
+
+    return probe
+
+
+def _schedules(run: str) -> Probe:
+    """The control worker polls, and the run's Scheduler, which it starts once the core is up, can take a burst."""
+    polls = _polls(control_queue(run))
+
+    async def probe(context: ProbeContext) -> bool:
+        if not await polls(context):
+            return False
+        try:
+            description = await context.client.get_workflow_handle(scheduler_id(run)).describe()
+        except RPCError:
+            return False
+        return description.status is WorkflowExecutionStatus.RUNNING
 
     return probe
 
