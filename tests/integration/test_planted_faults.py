@@ -11,18 +11,23 @@ import pytest
 
 from infra.audit import audit_records
 from infra.audit.catalogue import CATALOGUE
+from infra.objects import ObjectStore
 from tests.infra.audit.any_run import PLANTS
 from tests.infra.audit.recording import SyntheticRun
 from tests.integration.conftest import Run
 from tests.integration.scene import burst, paced_fleet
 from workers.supervisor import LocalStack
+from workflows.messages.burst import PolicySettings
+
+EAGER = PolicySettings(hold_seconds=0.0, supply_fraction=0.3)
+BURSTS = ("first", "second", "third", "fourth", "fifth", "sixth")
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")
 def recorded_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What two bursts with a satellite, moved requests and two updates each have left."""
+    """What bursts with a satellite, moved requests and two updates each have left: two, or as many as it takes."""
     folder = tmp_path_factory.mktemp("recorded")
     asyncio.run(record(folder))
     return folder / "run"
@@ -33,9 +38,18 @@ async def record(folder: Path) -> None:
     async with LocalStack(fleet, folder / "run") as stack:
         await stack.ready(timeout_seconds=300)
         run = Run(stack)
-        for name in ("first", "second"):
-            await (await run.start(burst("recorded", name, groups_per_step=3, executions_per_group=4))).result()
-        await run.rested()
+        for number, name in enumerate(BURSTS):
+            spec = burst("recorded", name, groups_per_step=3, executions_per_group=4, policy=EAGER)
+            await (await run.start(spec)).result()
+            await run.rested()
+            # Whether a satellite joins is a matter of timing; the faults are planted where one did.
+            if number and satellite_joins(stack) > 0:
+                break
+
+
+def satellite_joins(stack: LocalStack) -> int:
+    store = ObjectStore(stack.manifest.object_store_url)
+    return int(audit_records(stack.records, store, at_rest=True).figures["satellite_joins"])
 
 
 @pytest.fixture
@@ -53,7 +67,7 @@ def test_the_run_itself_is_sound(recorded: SyntheticRun) -> None:
     report = audit_records(recorded.engine, recorded.store, at_rest=True)
     assert report.found == {}
     assert report.figures["satellite_joins"] > 0
-    assert report.figures["updates"] == 4
+    assert report.figures["updates"] >= 4
     assert report.figures["target_tokens"] > 0
 
 
