@@ -4,6 +4,8 @@ Property tests take the same examples every time and have no time limit of their
 nothing. `pytest --hypothesis-profile=explore` looks further.
 """
 
+import os
+import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -53,3 +55,10 @@ def database(database_url: str) -> "Iterator[Engine]":
     engine = open_database(database_url, create=True)
     yield engine
     engine.dispose()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_unconfigure():
+    """pytest's closing line stays the last one: some library's bindings print notes when the process ends."""
+    sys.stderr.flush()
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
