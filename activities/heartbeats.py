@@ -7,8 +7,6 @@ the step. Cancel, pause and reset reach an activity only through its heartbeats.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 from temporalio import activity
@@ -41,23 +39,6 @@ class Heartbeat:
         return details is not None and details.cancel_requested
 
 
-@asynccontextmanager
-async def beating() -> AsyncIterator[None]:
-    """Heartbeat in the background while one long call runs inside an activity."""
-    beat = Heartbeat()
-
-    async def beats() -> None:
-        while True:
-            beat()
-            await asyncio.sleep(_LOOK_SECONDS)
-
-    task = asyncio.create_task(beats())
-    try:
-        yield
-    finally:
-        task.cancel()
-
-
 class HeartbeatInterceptor(Interceptor):
     """Give it to every Worker that hosts activities."""
 
@@ -69,5 +50,14 @@ class _Beating(ActivityInboundInterceptor):
     async def execute_activity(self, input: ExecuteActivityInput) -> Any:
         if activity.info().heartbeat_timeout is None:
             return await self.next.execute_activity(input)
-        async with beating():
+        beats = asyncio.create_task(_beats(Heartbeat()))
+        try:
             return await self.next.execute_activity(input)
+        finally:
+            beats.cancel()
+
+
+async def _beats(beat: Heartbeat) -> None:
+    while True:
+        beat()
+        await asyncio.sleep(_LOOK_SECONDS)

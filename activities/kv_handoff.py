@@ -8,7 +8,6 @@ import asyncio
 from temporalio import activity
 
 from activities.cell import Cell
-from activities.heartbeats import beating
 from workflows.messages.cell_steps import CellLease, KvPulled, PullKv, RetainKv
 
 HOLD_SECONDS = 60.0
@@ -37,9 +36,8 @@ class KvActivities:
             return KvPulled(arrived=(), tokens=0, bytes=0)
         source = self._cell.peer_linker(request.source_cell)
         try:
-            async with beating():
-                manifest = await source.manifest(request.lease)
-                pulled = await self._cell.linker.pull(manifest, request.executions)
+            manifest = await source.manifest(request.lease)
+            pulled = await self._cell.linker.pull(manifest, request.executions)
         finally:
             await source.close()
         return KvPulled(arrived=pulled.arrived, tokens=pulled.tokens, bytes=pulled.bytes)

@@ -5,7 +5,6 @@ import asyncio
 from temporalio import activity
 
 from activities.cell import Cell
-from activities.heartbeats import beating
 from infra.engine.release import holding, released
 from workflows.messages.cell_steps import CellLease
 from workflows.messages.errors import StillHeld
@@ -27,7 +26,7 @@ class MemoryActivities:
     async def await_quiet(self, request: CellLease) -> None:
         """Writes have stopped: the engine runs nothing and nothing waits. Raises StillHeld when it does not come."""
         self._cell.fence.check(request.lease)
-        async with beating(), asyncio.timeout(QUIET_SECONDS + 10):
+        async with asyncio.timeout(QUIET_SECONDS + 10):
             left_paused = self._cell.paused
             if left_paused:  # requests that nobody reads any more can only end if the engine moves
                 await self._cell.engine.resume()
@@ -50,7 +49,7 @@ class MemoryActivities:
     async def release_rollout(self, request: CellLease) -> None:
         """Give up rollout memory and see that it is given up: no request, no used token, no pin."""
         self._cell.fence.check(request.lease)
-        async with beating(), asyncio.timeout(RELEASED_SECONDS + 40):
+        async with asyncio.timeout(RELEASED_SECONDS + 40):
             engine, linker = self._cell.engine, self._cell.linker
             await engine.flush_cache(2.0)
             await engine.release_memory()
@@ -67,28 +66,25 @@ class MemoryActivities:
     async def resume_rollout(self, request: CellLease) -> None:
         """Take rollout memory again; the weights in it are garbage until they are loaded."""
         self._cell.fence.check(request.lease)
-        async with beating():
-            await self._cell.engine.resume_memory()
+        await self._cell.engine.resume_memory()
 
     @activity.defn(name="restore_training")
     async def restore_training(self, request: CellLease) -> None:
         """Allocate what training needs: the gradient buffer, registered for one-sided reads."""
         self._cell.fence.check(request.lease)
-        async with beating():
-            await self._cell.actor.resume(Resume(boot_epoch=self._cell.boot_epoch, lease_epoch=request.lease))
+        await self._cell.actor.resume(Resume(boot_epoch=self._cell.boot_epoch, lease_epoch=request.lease))
 
     @activity.defn(name="release_training")
     async def release_training(self, request: CellLease) -> None:
         """Free gradients and temporaries, and see that they are free. A batch that nobody finished is discarded."""
         self._cell.fence.check(request.lease)
         fence = {"boot_epoch": self._cell.boot_epoch, "lease_epoch": request.lease}
-        async with beating():
-            status = await self._cell.actor.status()
-            if status.batch is not None:
-                if status.phase is BatchPhase.APPLIED:
-                    await self._cell.actor.take_back(BatchRequest(**fence, batch=status.batch))
-                await self._cell.actor.discard(BatchRequest(**fence, batch=status.batch))
-            held = await self._cell.actor.release(Release(**fence))
+        status = await self._cell.actor.status()
+        if status.batch is not None:
+            if status.phase is BatchPhase.APPLIED:
+                await self._cell.actor.take_back(BatchRequest(**fence, batch=status.batch))
+            await self._cell.actor.discard(BatchRequest(**fence, batch=status.batch))
+        held = await self._cell.actor.release(Release(**fence))
         if held.gradient_bytes:
             raise StillHeld(f"the training actor still holds {held.gradient_bytes} bytes of gradients")
 
@@ -96,5 +92,4 @@ class MemoryActivities:
     async def leave_stream(self, request: CellLease) -> None:
         """Claim no more micro-steps; what was claimed is finished first."""
         self._cell.fence.check(request.lease)
-        async with beating():
-            await self._cell.stream.close()
+        await self._cell.stream.close()

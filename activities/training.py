@@ -10,7 +10,6 @@ from temporalio import activity
 from temporalio.client import Client
 
 from activities.cell import Cell
-from activities.heartbeats import beating
 from activities.weights import ensure_actor_weights
 from infra.logprob_gaps import percentile
 from infra.records.batches import add_claim, finish_claim
@@ -55,64 +54,61 @@ class TrainingActivities:
         Raises VersionMismatch when these weights are nowhere to be had.
         """
         cell, fence = self._cell, await self._fence()
-        async with beating():
-            status = await cell.actor.status()
-            if status.batch is not None and status.batch != request.batch:
-                # The Scheduler has one batch open at a time: that one was terminated without a word.
-                await cell.stream.close()
-                await cell.actor.discard(BatchRequest(**fence, batch=status.batch))
-            elif status.phase is BatchPhase.APPLIED:
-                await cell.actor.take_back(BatchRequest(**fence, batch=request.batch))
-            if not await ensure_actor_weights(cell, request.weights, fence["lease_epoch"]):
-                raise VersionMismatch(f"cell {cell.index} has no way to version {request.weights.version}")
-            await cell.actor.resume(Resume(**fence))
-            await cell.actor.open_batch(
-                OpenBatch(
-                    **fence,
-                    batch=request.batch,
-                    version=request.weights.version,
-                    checksum=request.weights.checksum,
-                )
+        status = await cell.actor.status()
+        if status.batch is not None and status.batch != request.batch:
+            # The Scheduler has one batch open at a time: that one was terminated without a word.
+            await cell.stream.close()
+            await cell.actor.discard(BatchRequest(**fence, batch=status.batch))
+        elif status.phase is BatchPhase.APPLIED:
+            await cell.actor.take_back(BatchRequest(**fence, batch=request.batch))
+        if not await ensure_actor_weights(cell, request.weights, fence["lease_epoch"]):
+            raise VersionMismatch(f"cell {cell.index} has no way to version {request.weights.version}")
+        await cell.actor.resume(Resume(**fence))
+        await cell.actor.open_batch(
+            OpenBatch(
+                **fence,
+                batch=request.batch,
+                version=request.weights.version,
+                checksum=request.weights.checksum,
             )
-            await cell.stream.open(request.batch, request.in_flight_depth)
+        )
+        await cell.stream.open(request.batch, request.in_flight_depth)
 
     @activity.defn(name="run_micro_step")
     async def run_micro_step(self, task: MicroStepTask) -> MicroStepDone:
         """Claim one micro-step: say so, accumulate its gradient, report the attempt that is in the sum."""
         cell, step, attempt = self._cell, task.micro_step, task.emission
         claim = {"batch": step.batch, "micro_step": step.index, "attempt": attempt}
-        async with beating():
-            await asyncio.to_thread(
-                add_claim,
-                cell.records,
-                **claim,
-                cell=cell.index,
-                boot_epoch=cell.boot_epoch,
-                version=task.weights.version,
+        await asyncio.to_thread(
+            add_claim,
+            cell.records,
+            **claim,
+            cell=cell.index,
+            boot_epoch=cell.boot_epoch,
+            version=task.weights.version,
+        )
+        await self._client.get_workflow_handle(step.batch).signal("claimed", step.index)
+        reply = await cell.actor.run_micro_step(
+            RunMicroStep(
+                **await self._fence(),
+                micro_step=step,
+                attempt=attempt,
+                clip_low=task.clip_low,
+                clip_high=task.clip_high,
+                truncate_ratio=task.truncate_ratio,
             )
-            await self._client.get_workflow_handle(step.batch).signal("claimed", step.index)
-            reply = await cell.actor.run_micro_step(
-                RunMicroStep(
-                    **await self._fence(),
-                    micro_step=step,
-                    attempt=attempt,
-                    clip_low=task.clip_low,
-                    clip_high=task.clip_high,
-                    truncate_ratio=task.truncate_ratio,
-                )
-            )
-            metrics = {**figures(reply.metrics), "seconds": reply.seconds}
-            await asyncio.to_thread(finish_claim, cell.records, **claim, metrics=metrics)
+        )
+        metrics = {**figures(reply.metrics), "seconds": reply.seconds}
+        await asyncio.to_thread(finish_claim, cell.records, **claim, metrics=metrics)
         accepted = Accepted(index=reply.index, attempt=reply.attempt, cell=reply.cell, boot_epoch=reply.boot_epoch)
         return MicroStepDone(accepted=accepted, loss=reply.metrics.loss_sum, metrics=metrics)
 
     @activity.defn(name="seal_batch")
     async def seal_batch(self, request: SealBatch) -> Sealed:
         """Leave the stream, then say what is really in the sum."""
-        async with beating():
-            await self._cell.stream.close()
-            sealed = await self._cell.actor.seal(BatchRequest(**await self._fence(), batch=request.batch))
-            status = await self._cell.actor.status()
+        await self._cell.stream.close()
+        sealed = await self._cell.actor.seal(BatchRequest(**await self._fence(), batch=request.batch))
+        status = await self._cell.actor.status()
         return Sealed(
             cell=sealed.cell,
             boot_epoch=sealed.boot_epoch,
@@ -128,32 +124,31 @@ class TrainingActivities:
         Raises Fenced when a participant no longer holds what the batch accepted, ActorUnavailable or TransferFailed
         when it cannot be read.
         """
-        async with beating():
-            sealed = {account.cell: await self._sealed(account, request.batch) for account in request.participants}
-            own = sealed.get(self._cell.index)
-            reply = await self._cell.actor.combine(
-                Combine(
-                    **await self._fence(),
-                    batch=request.batch,
-                    own=own.accumulated if own else (),
-                    participants=tuple(
-                        Participant(
-                            cell=other.cell,
-                            boot_epoch=other.boot_epoch,
-                            accumulated=other.accumulated,
-                            manifest=other.manifest,
-                        )
-                        for cell, other in sorted(sealed.items())
-                        if cell != self._cell.index and other.manifest is not None
-                    ),
-                    valid_executions=request.normalizer,
-                    learning_rate=request.learning_rate,
-                    betas=request.betas,
-                    weight_decay=request.weight_decay,
-                    max_grad_norm=request.max_grad_norm,
-                    counters=dict[str, Any](request.counters),
-                )
+        sealed = {account.cell: await self._sealed(account, request.batch) for account in request.participants}
+        own = sealed.get(self._cell.index)
+        reply = await self._cell.actor.combine(
+            Combine(
+                **await self._fence(),
+                batch=request.batch,
+                own=own.accumulated if own else (),
+                participants=tuple(
+                    Participant(
+                        cell=other.cell,
+                        boot_epoch=other.boot_epoch,
+                        accumulated=other.accumulated,
+                        manifest=other.manifest,
+                    )
+                    for cell, other in sorted(sealed.items())
+                    if cell != self._cell.index and other.manifest is not None
+                ),
+                valid_executions=request.normalizer,
+                learning_rate=request.learning_rate,
+                betas=request.betas,
+                weight_decay=request.weight_decay,
+                max_grad_norm=request.max_grad_norm,
+                counters=dict[str, Any](request.counters),
             )
+        )
         metrics = TokenMetrics()
         for account in sealed.values():
             metrics = metrics.merged(account.metrics)
@@ -183,17 +178,16 @@ class TrainingActivities:
     @activity.defn(name="release_batch")
     async def release_batch(self, request: ReleaseBatch) -> None:
         """The update is committed: the gradient may go. With `discard` it never counted."""
-        async with beating():
-            await self._cell.stream.close()
-            status, fence = await self._cell.actor.status(), await self._fence()
-            if status.batch != request.batch and not self._cell.is_core:
-                return
-            if request.discard:
-                if status.phase is BatchPhase.APPLIED:
-                    await self._cell.actor.take_back(BatchRequest(**fence, batch=request.batch))
-                await self._cell.actor.discard(BatchRequest(**fence, batch=request.batch))
-            else:
-                await self._cell.actor.commit(Commit(**fence, batch=request.batch))
+        await self._cell.stream.close()
+        status, fence = await self._cell.actor.status(), await self._fence()
+        if status.batch != request.batch and not self._cell.is_core:
+            return
+        if request.discard:
+            if status.phase is BatchPhase.APPLIED:
+                await self._cell.actor.take_back(BatchRequest(**fence, batch=request.batch))
+            await self._cell.actor.discard(BatchRequest(**fence, batch=request.batch))
+        else:
+            await self._cell.actor.commit(Commit(**fence, batch=request.batch))
 
     async def _fence(self) -> dict[str, int]:
         """This boot, and whatever lease the cell's actor has seen last: batch steps do not outrank role changes."""

@@ -12,7 +12,6 @@ from pathlib import Path
 from temporalio import activity
 
 from activities.cell import Cell
-from activities.heartbeats import beating
 from infra.checkpoints import CheckpointStore
 from infra.records.batches import checkpoint_of
 from workflows.messages.cell_steps import EngineVerified, LoadWeights
@@ -41,15 +40,14 @@ class WeightsActivities:
     async def load_weights(self, request: LoadWeights) -> None:
         """Load the version unless the engine holds it already."""
         self._cell.fence.check(request.lease)
-        async with beating():
-            folder = await self._folder(request.weights, request.lease)
-            self._folders = {request.weights.version: folder}
-            try:
-                await self._verify(request.weights)
-            except VersionMismatch:
-                await self._cell.engine.update_weights_from_disk(str(folder), str(request.weights.version))
-                if self._cell.linker is None:
-                    await self._cell.engine.flush_cache(2.0)
+        folder = await self._folder(request.weights, request.lease)
+        self._folders = {request.weights.version: folder}
+        try:
+            await self._verify(request.weights)
+        except VersionMismatch:
+            await self._cell.engine.update_weights_from_disk(str(folder), str(request.weights.version))
+            if self._cell.linker is None:
+                await self._cell.engine.flush_cache(2.0)
 
     @activity.defn(name="swap_weights")
     async def swap_weights(self, request: LoadWeights) -> None:
@@ -59,25 +57,23 @@ class WeightsActivities:
         """
         self._cell.fence.check(request.lease)
         engine = self._cell.engine
-        async with beating():
-            folder = await self._folder(request.weights, request.lease)
-            self._folders = {request.weights.version: folder}
-            self._cell.paused = True
-            await engine.pause("in_place")
-            try:
-                await self._verify(request.weights)  # an earlier attempt may have come this far
-            except VersionMismatch:
-                await engine.update_weights_from_disk(str(folder), str(request.weights.version), flush_cache=False)
-                await self._verify(request.weights)
-            await engine.resume()
-            self._cell.paused = False
+        folder = await self._folder(request.weights, request.lease)
+        self._folders = {request.weights.version: folder}
+        self._cell.paused = True
+        await engine.pause("in_place")
+        try:
+            await self._verify(request.weights)  # an earlier attempt may have come this far
+        except VersionMismatch:
+            await engine.update_weights_from_disk(str(folder), str(request.weights.version), flush_cache=False)
+            await self._verify(request.weights)
+        await engine.resume()
+        self._cell.paused = False
 
     @activity.defn(name="verify_engine")
     async def verify_engine(self, request: LoadWeights) -> EngineVerified:
         """Raises VersionMismatch unless the engine itself reports this version and these tensors."""
         self._cell.fence.check(request.lease)
-        async with beating():
-            await self._verify(request.weights)
+        await self._verify(request.weights)
         return EngineVerified(weights=request.weights)
 
     async def _verify(self, weights: Weights) -> None:
