@@ -7,7 +7,7 @@ request, by a last text block that names the two tags its answer must have. A re
 from collections.abc import Mapping
 from typing import Any
 
-from harness_adapters.events import events
+from harness_adapters.events import last_result
 from harness_adapters.generic import BASE_ENVIRONMENT
 from harness_adapters.node_harness import INSTRUCTION, PATIENT_MS, PATIENT_RETRIES, NodeHarness
 from harness_adapters.protocol import CallRole, HarnessOutcome, LaunchContext, LaunchPlan
@@ -67,10 +67,7 @@ class ClaudeCode(NodeHarness):
 
     def outcome(self, context: LaunchContext, exit_code: int | None) -> HarnessOutcome:
         """By the last result in its event stream."""
-        result: dict[str, Any] = {}
-        for event in events(context.stdout):
-            if event.get("type") == "result":
-                result = event
+        result = last_result(context.stdout)
         if not result:
             return HarnessOutcome(end=EndReason.CRASHED, detail=f"it left no result; exit code {exit_code}")
         if result.get("subtype") == "success" and not result.get("is_error"):

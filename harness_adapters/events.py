@@ -27,6 +27,15 @@ def events(printed: Path | None) -> Iterator[dict[str, Any]]:
         return
 
 
+def last_result(printed: Path | None) -> dict[str, Any]:
+    """The last `result` event, which Claude Code and those that print like it end with; empty without one."""
+    result: dict[str, Any] = {}
+    for event in events(printed):
+        if event.get("type") == "result":
+            result = event
+    return result
+
+
 def text_of(value: Any) -> str:
     """The text of a message's content, whatever its shape: a string, or parts with `text`."""
     if isinstance(value, str):

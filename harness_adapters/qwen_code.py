@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from harness_adapters.events import events, text_of
+from harness_adapters.events import last_result, text_of
 from harness_adapters.generic import BASE_ENVIRONMENT
 from harness_adapters.node_environment import node
 from harness_adapters.node_harness import INSTRUCTION, PATIENT_MS, PATIENT_RETRIES, NodeHarness
@@ -66,10 +66,7 @@ class QwenCode(NodeHarness):
 
     def outcome(self, context: LaunchContext, exit_code: int | None) -> HarnessOutcome:
         """By the last result in its event stream."""
-        result: dict[str, Any] = {}
-        for event in events(context.stdout):
-            if event.get("type") == "result":
-                result = event
+        result = last_result(context.stdout)
         if not result:
             return HarnessOutcome(end=EndReason.CRASHED, detail=f"it left no result; exit code {exit_code}")
         if result.get("subtype") == "success" and not result.get("is_error"):

@@ -8,6 +8,7 @@ import json
 import re
 from typing import Any
 
+from workers.proxy.answer.call_reader import CallReader
 from workers.proxy.answer.events import Event, Kind
 from workers.proxy.answer.scanner import ValueScanner
 
@@ -16,30 +17,15 @@ _KEYS = ('{"name"', '{"arguments"', '{"parameters"', '{"type"', '{"id"', '{"func
 _LITERAL_END = re.compile(r"[\s,}\]<]")
 
 
-class JsonCallReader:
-    """Reads what follows `opener`, up to `close` (empty: up to the end of the JSON object).
-
-    `over` once it is through; `rest` is then what follows. `next_index` is the index of the next call.
-    """
+class JsonCallReader(CallReader):
+    """Reads what follows `opener`, up to `close` (empty: up to the end of the JSON object)."""
 
     closings = ("", "}")
     """What may stand between the arguments and `close`."""
 
     def __init__(self, index: int, opener: str, close: str) -> None:
-        self.next_index = index
-        self._opener, self._close = opener, close
-        self._buffer = ""
-        self._step = self._head
+        super().__init__(index, opener, close)
         self._scanner = ValueScanner(close)
-        self.over = False
-        self.rest = ""
-
-    def push(self, text: str) -> list[Event]:
-        self._buffer += text
-        events: list[Event] = []
-        while not self.over and self._step(events):
-            pass
-        return events
 
     def finish(self) -> list[Event]:
         """What is left when the answer ends here. A call whose name is known stays a call, cut as it is."""
@@ -159,10 +145,6 @@ class JsonCallReader:
     def _no_call(self, events: list[Event], end: int) -> bool:
         events.append(Event(Kind.TEXT, self._opener + self._buffer[:end]))
         return self._through(end)
-
-    def _through(self, end: int) -> bool:
-        self.over, self.rest = True, self._buffer[end:]
-        return True
 
 
 def _spelled(arguments: Any, body: str) -> str:

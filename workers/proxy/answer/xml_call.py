@@ -18,6 +18,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from workers.proxy.answer.call_reader import CallReader
 from workers.proxy.answer.events import Event, Kind
 
 _FUNCTION = re.compile(r"\s*<function=([^<>\s]+)>")
@@ -25,30 +26,16 @@ _NEXT = re.compile(r"<parameter=([^<>\n]+)>\n?|</function>")
 _END = "</parameter>"
 
 
-class XmlCallReader:
-    """Reads what follows `opener`, up to `close`. `types`: JSON schema types by tool and parameter.
-
-    `over` once it is through; `rest` is then what follows. `next_index` is the index of the next call.
-    """
+class XmlCallReader(CallReader):
+    """Reads what follows `opener`, up to `close`. `types`: JSON schema types by tool and parameter."""
 
     def __init__(self, index: int, opener: str, close: str, types: Mapping[str, Mapping[str, Any]]) -> None:
-        self.next_index = index
-        self._opener, self._close, self._types = opener, close, types
-        self._buffer = ""
-        self._step = self._head
+        super().__init__(index, opener, close)
+        self._types = types
         self._kinds: Mapping[str, Any] = {}
         self._key = ""
         self._started = False  # the value of the current parameter has been begun as a JSON string
         self._parameters = 0
-        self.over = False
-        self.rest = ""
-
-    def push(self, text: str) -> list[Event]:
-        self._buffer += text
-        events: list[Event] = []
-        while not self.over and self._step(events):
-            pass
-        return events
 
     def finish(self) -> list[Event]:
         """What is left when the answer ends here. A call whose name is known stays a call, its arguments cut."""
@@ -150,10 +137,6 @@ class XmlCallReader:
     def _arguments(self, events: list[Event], text: str) -> None:
         if text:
             events.append(Event(Kind.ARGUMENTS, text, self.next_index))
-
-    def _through(self, end: int) -> bool:
-        self.over, self.rest = True, self._buffer[end:]
-        return True
 
 
 def _quoted(text: str) -> str:
