@@ -255,9 +255,18 @@ ledger = Table(
     Column("entry", Integer, primary_key=True, autoincrement=True),
     Column("run", String(40), nullable=False),
     Column("at", Float, nullable=False),
-    Column("kind", String(24), nullable=False),  # move | refuse | stay | return | dispatch | publish | alarm
+    Column("kind", String(24), nullable=False),  # workflows.messages.control.LedgerEntry names them
     Column("cell", Integer),
-    Column("reasons", JSON, nullable=False),
+    Column("reasons", JSON, nullable=False),  # [reason, detail, ...]
+    Column("policy", String(24), nullable=False, default=""),
+    Column("direction", String(24)),
+    Column("together", JSON),  # [cell, ...] beside `cell`
+    Column("bottleneck", String(24), nullable=False, default=""),
+    Column("expected_gain_seconds", Float),
+    Column("iteration_seconds", Float),
+    Column("migration_seconds", Float),
+    Column("realised_gain_seconds", Float),
+    Column("about", String(80), nullable=False, default=""),
     Column("state", JSON, nullable=False),  # the policy's input, as it saw it
     Column("token", String(80), unique=True),  # makes the insert idempotent
 )

@@ -4,6 +4,7 @@ from pydantic import Field
 
 from workflows.messages.base import Message
 from workflows.messages.execution import EndReason, ExecutionSpec, Outcome
+from workflows.messages.transition import Direction
 
 
 class LaunchExecutions(Message):
@@ -41,13 +42,31 @@ class CancelExecutions(Message):
 
 
 class LedgerEntry(Message):
-    """One decision, refusal or event. `token` makes the insert idempotent."""
+    """One decision, refusal or event. `token` makes the insert idempotent.
+
+    `state` is the policy's input just before (a dumped `PolicyState`): w, d, l, f, capacity, every cell's role and, where
+    the policy looks at them, the components as measured. A refusal is written once per change of its reason. What a
+    policy predicted stands beside it; what came of a move is computed from the records when the ledger is read, and
+    where the Scheduler itself has judged a move (safe mode), it says so in an entry of kind `outcome`.
+    """
 
     run: str
     at: float
-    kind: str = Field(description="move, refuse, stay, return, dispatch, publish, close, alarm")
+    kind: str = Field(
+        description="decisions: move, refuse, stay, return, outcome; events: dispatch, publish, close, cell, alarm, "
+        "safe_mode (entered, left, operator), fleet (a cell offered, reclaimed)"
+    )
     cell: int | None = None
-    reasons: tuple[str, ...]
+    reasons: tuple[str, ...] = Field(description="for a decision: the reason's name, then the detail in words")
+    policy: str = Field(default="", description="name of the policy that decided; empty: an event, or an operator")
+    direction: Direction | None = Field(default=None, description="where the cells were, or would have been, sent")
+    together: tuple[int, ...] = Field(default=(), description="cells beside `cell` that make the same move")
+    bottleneck: str = Field(default="", description="the component predicted to be the slowest")
+    expected_gain_seconds: float | None = Field(default=None, description="of one iteration; without the migration")
+    iteration_seconds: float | None = Field(default=None, description="predicted for one iteration if nothing moves")
+    migration_seconds: float | None = Field(default=None, description="predicted for the move itself")
+    realised_gain_seconds: float | None = Field(default=None, description="of an `outcome`: of one iteration")
+    about: str = Field(default="", description="of an `outcome`: token of the decision it belongs to")
     state: dict[str, object] = {}
     token: str
 

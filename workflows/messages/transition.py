@@ -64,13 +64,19 @@ class StepTiming(Message):
 
 
 class TransitionFigures(Message):
-    """What a move cost and kept. Tokens of KV: reused at the destination, or recomputed."""
+    """What a move cost and kept, as far as it is known when the move ends.
+
+    `kv_tokens_reused` were read at their destinations; `weights_bytes` were loaded into the engine. How many tokens the
+    continued requests found in a cache or computed again, and how long their harnesses waited, is known only once they
+    have gone on: `kv_tokens_recomputed` stays 0 here, the ledger's reader counts it from the segments.
+    """
 
     executions_rerouted: int = 0
     requests_moved: int = 0
     kv_tokens_reused: int = 0
     kv_tokens_recomputed: int = 0
     kv_bytes: int = 0
+    weights_bytes: int = 0
 
 
 class TransitionResult(StrEnum):
