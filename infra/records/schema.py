@@ -61,6 +61,7 @@ executions = Table(
     Column("dispatch_version", Integer, nullable=False),
     Column("sampling", JSON, nullable=False),
     Column("call_limit", Integer, nullable=False),
+    Column("wall_seconds", Float),  # its time-out
     Column("token_sha256", String(64), nullable=False, index=True),
     Column("attempt", Integer, nullable=False),
     Column("state", String(12), nullable=False),  # open | closed : whether the proxy still serves it
@@ -126,6 +127,8 @@ segments = Table(
     Column("output_tokens", Integer, nullable=False, default=0),
     Column("ended", String(20)),  # stop | length | abort | died | refused | discarded (the call began again)
     Column("mixed_kv_tokens", Integer, nullable=False, default=0),  # last output tokens over KV of older weights
+    Column("first_token_at", Float),  # the gap from one segment's last token to the next one's first is what a
+    Column("last_token_at", Float),  # harness hears of a move
 )
 
 engines = Table(

@@ -159,6 +159,7 @@ class Dispatcher:
                     output_tokens=len(call.so_far.ids) - had,
                     cached_tokens=segment.cached_tokens,
                     mixed_kv_tokens=segment.mixed_kv_tokens,
+                    spoken=(segment.first_token_at, segment.last_token_at),
                 )
             )
         if ended in _ENDS:
@@ -205,6 +206,8 @@ class Dispatcher:
             raise EngineUnavailable(f"it went back from version {before} to {version}")
         piece = Piece(chunk.ids, chunk.logprobs, versions_of(len(chunk.ids), version, before))
         check_piece(piece, call.so_far.remaining, self.vocabulary)
+        if piece.ids:
+            segment.spoke()
         spans = None
         if chunk.spans is not None and (chunk.finish is not None or len(chunk.spans) > 1):
             known = {span.version: self._version(segment, record, span.version) for span in chunk.spans if span.end}

@@ -35,10 +35,18 @@ class Segment:
     moved: bool = False  # it was cut, and its request goes on elsewhere
     cached_tokens: int = 0
     mixed_kv_tokens: int = 0  # last output tokens that were sampled over KV of older weights
+    first_token_at: float | None = None
+    last_token_at: float | None = None
 
     @property
     def rid(self) -> str:
         return f"{self.call}{self.number:04x}"
+
+    def spoke(self) -> None:
+        """It has just said something: what a harness hears, and how long it hears nothing, goes by these moments."""
+        self.last_token_at = time.time()
+        if self.first_token_at is None:
+            self.first_token_at = self.last_token_at
 
     def cut(self) -> None:
         """The request is to go on elsewhere."""

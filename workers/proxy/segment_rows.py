@@ -27,14 +27,20 @@ def close_segment(
     output_tokens: int,
     cached_tokens: int | None,
     mixed_kv_tokens: int,
+    spoken: tuple[float | None, float | None] = (None, None),
 ) -> Write:
-    """It has ended. `mixed_kv_tokens`: its last tokens, sampled over KV of older weights than their own."""
+    """It has ended. `mixed_kv_tokens`: its last tokens, sampled over KV of older weights than their own.
+
+    `spoken`: when its first and its last token came.
+    """
     values = {
         "ended": ended,
         "ended_at": time.time(),
         "output_tokens": output_tokens,
         "cached_tokens": cached_tokens,
         "mixed_kv_tokens": mixed_kv_tokens,
+        "first_token_at": spoken[0],
+        "last_token_at": spoken[1],
     }
 
     def write(connection: Connection) -> None:

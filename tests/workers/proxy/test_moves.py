@@ -64,6 +64,8 @@ async def test_a_drained_engine_hands_its_request_over(stage, ask):
     assert first["rid"] != second["rid"]
     assert {len(first["rid"]), len(second["rid"])} == {36}
     assert first["seed"] != second["seed"]
+    spoken = [part[name] for part in (first, second) for name in ("first_token_at", "last_token_at")]
+    assert spoken == sorted(spoken)
     again = await stage.cancel(leaving)
     assert (again.requests_moved, again.still_running) == (1, 0)
 
