@@ -35,6 +35,7 @@ class WeightsActivities:
     def __init__(self, cell: Cell) -> None:
         self._cell = cell
         self._folders: dict[int, Path] = {}
+        self._loaded_bytes: dict[int, int] = {}
 
     @activity.defn(name="load_weights")
     async def load_weights(self, request: LoadWeights) -> None:
@@ -46,11 +47,12 @@ class WeightsActivities:
             await self._verify(request.weights)
         except VersionMismatch:
             await self._cell.engine.update_weights_from_disk(str(folder), str(request.weights.version))
+            self._loaded_bytes = {request.lease: await asyncio.to_thread(_weights_bytes, folder)}
             if self._cell.linker is None:
                 await self._cell.engine.flush_cache(2.0)
 
     @activity.defn(name="swap_weights")
-    async def swap_weights(self, request: LoadWeights) -> None:
+    async def swap_weights(self, request: LoadWeights) -> EngineVerified:
         """Load the version under the requests that run: they stand still meanwhile and go on over the KV they hold.
 
         Fails with the engine still paused, so that nothing is said with weights nobody has verified.
@@ -65,16 +67,21 @@ class WeightsActivities:
             await self._verify(request.weights)  # an earlier attempt may have come this far
         except VersionMismatch:
             await engine.update_weights_from_disk(str(folder), str(request.weights.version), flush_cache=False)
+            self._loaded_bytes = {request.lease: await asyncio.to_thread(_weights_bytes, folder)}
             await self._verify(request.weights)
         await engine.resume()
         self._cell.paused = False
+        return self._verified(request)
 
     @activity.defn(name="verify_engine")
     async def verify_engine(self, request: LoadWeights) -> EngineVerified:
         """Raises VersionMismatch unless the engine itself reports this version and these tensors."""
         self._cell.fence.check(request.lease)
         await self._verify(request.weights)
-        return EngineVerified(weights=request.weights)
+        return self._verified(request)
+
+    def _verified(self, request: LoadWeights) -> EngineVerified:
+        return EngineVerified(weights=request.weights, bytes=self._loaded_bytes.get(request.lease, 0))
 
     async def _verify(self, weights: Weights) -> None:
         info = await self._cell.engine.model_info()
@@ -147,6 +154,10 @@ async def ensure_actor_weights(cell: Cell, weights: Weights, lease: int) -> bool
 
 def _holds(status: ActorStatus, weights: Weights) -> bool:
     return status.version == weights.version and status.checksum == weights.checksum
+
+
+def _weights_bytes(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
 
 
 def _keep_newest(folder: Path, keep: Path) -> None:

@@ -98,7 +98,9 @@ LEAVE_STREAM = Step("leave_stream", cell_steps.CellLease, _NONE, Queue.CELL, 60,
 RELEASE_TRAINING = Step("release_training", cell_steps.CellLease, _NONE, Queue.CELL, 60, attempts=6, **_CELL)
 RESUME_ROLLOUT = Step("resume_rollout", cell_steps.CellLease, _NONE, Queue.CELL, 120, attempts=6, **_CELL)
 LOAD_WEIGHTS = Step("load_weights", cell_steps.LoadWeights, _NONE, Queue.CELL, 600, attempts=8, **_CELL)
-SWAP_WEIGHTS = Step("swap_weights", cell_steps.LoadWeights, _NONE, Queue.CELL, 600, attempts=3, **_CELL)
+SWAP_WEIGHTS = Step(
+    "swap_weights", cell_steps.LoadWeights, cell_steps.EngineVerified, Queue.CELL, 600, attempts=3, **_CELL
+)
 VERIFY_ENGINE = Step(
     "verify_engine", cell_steps.LoadWeights, cell_steps.EngineVerified, Queue.CELL, 60, attempts=4, **_CELL
 )

@@ -128,11 +128,20 @@ class RoleTransition:
     async def _publish(self) -> None:
         kept = self.spec.publish == "keep_kv"
         await self._step(steps.CHANGE_DOOR, self._closed_door(in_place=kept), "close-door")
-        if kept and await self._tried(steps.SWAP_WEIGHTS, LoadWeights(**self._ids(), weights=self.spec.weights)):
+        if kept and await self._swapped():
             await self._step(steps.CHANGE_DOOR, self._open_door(), "open-door")
             return
         await self._cut_requests()
         await self._serve()
+
+    async def _swapped(self) -> bool:
+        try:
+            load = LoadWeights(**self._ids(), weights=self.spec.weights)
+            swapped = await self._on_cell(steps.SWAP_WEIGHTS, load)
+        except _StepFailed:
+            return False
+        self._figure(weights_bytes=swapped.bytes)
+        return True
 
     async def _to_training(self) -> None:
         reroute = RerouteRequest(engine=self.engine, boot_epoch=self.spec.boot_epoch, lease=self.spec.lease_id)
@@ -199,7 +208,8 @@ class RoleTransition:
         """Load and verify the published weights; only then does the door open."""
         load = LoadWeights(**self._ids(), weights=self.spec.weights)
         await self._on_cell(steps.LOAD_WEIGHTS, load)
-        await self._on_cell(steps.VERIFY_ENGINE, load)
+        verified = await self._on_cell(steps.VERIFY_ENGINE, load)
+        self._figure(weights_bytes=verified.bytes)
         await self._step(steps.CHANGE_DOOR, self._open_door(), "open-door")
 
     async def _way_back(self, reason: str) -> tuple[TransitionResult, str]:

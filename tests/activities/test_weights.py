@@ -72,7 +72,8 @@ async def test_running_requests_go_on_with_the_new_weights(engine, tmp_path):
     asking = asyncio.create_task(request(engine))
     await speaking(engine)
     generation = engine.running[0]
-    await ActivityEnvironment().run(WeightsActivities(cell).swap_weights, LOAD)
+    swapped = await ActivityEnvironment().run(WeightsActivities(cell).swap_weights, LOAD)
+    assert swapped.bytes == sum(file.stat().st_size for file in (tmp_path / "new").glob("*.safetensors")) > 0
     assert (engine.paused, cell.paused, engine.version) == (None, False, "0")
     assert engine.running == [generation]  # the very same: nothing was cut
     meta = (await asking)["meta_info"]
@@ -81,7 +82,8 @@ async def test_running_requests_go_on_with_the_new_weights(engine, tmp_path):
     assert old["end"] >= 3
     assert engine.counts["aborted"] == 0
     before = engine.checksum
-    await ActivityEnvironment().run(WeightsActivities(cell).swap_weights, LOAD)  # again, as after a lost answer
+    again = await ActivityEnvironment().run(WeightsActivities(cell).swap_weights, LOAD)  # as after a lost answer
+    assert again == swapped
     assert (engine.checksum, engine.paused) == (before, None)
 
 

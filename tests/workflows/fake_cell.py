@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     from tests.workflows.world import FakeWorld
 
 
+WEIGHTS_BYTES = 1000
+
+
 class FakeCell:
     """Rollout or training memory is held, never both. `accumulated`: (index, attempt) whose gradients are summed."""
 
@@ -132,10 +135,11 @@ class FakeCell:
         pass
 
     @step
-    async def swap_weights(self, request: LoadWeights) -> None:
+    async def swap_weights(self, request: LoadWeights) -> EngineVerified:
         if self.world.doors.get(self.index) is not None:
             self.world.problem(f"cell {self.index}: weights swapped behind an open door")
         self.engine = request.weights
+        return EngineVerified(weights=request.weights, bytes=WEIGHTS_BYTES)
 
     @step
     async def await_quiet(self, request: CellLease) -> None:
@@ -177,7 +181,7 @@ class FakeCell:
     async def verify_engine(self, request: LoadWeights) -> EngineVerified:
         if self.engine != request.weights:
             raise VersionMismatch(f"the engine holds {self.engine}")
-        return EngineVerified(weights=request.weights)
+        return EngineVerified(weights=request.weights, bytes=WEIGHTS_BYTES)
 
     # --- batches
 

@@ -6,6 +6,7 @@ import pytest
 from temporalio.client import WorkflowUpdateFailedError
 
 from infra.settings.fleet import Fleet
+from tests.workflows.fake_cell import WEIGHTS_BYTES
 from tests.workflows.world import FakeWorld
 from workers.supervisor.hints import resume_command
 from workers.supervisor.run_folder import open_manifest
@@ -136,6 +137,7 @@ async def test_a_publish_that_keeps_kv(world: FakeWorld, fails):
         expected[2:2] = ["cancel-requests", "await-quiet", "load-weights", "verify-engine"]
     assert [step.name for step in publishes[0].steps] == expected
     assert [step.ok for step in publishes[0].steps] == [True, not fails, *[True] * (len(expected) - 2)]
+    assert publishes[0].figures.weights_bytes == WEIGHTS_BYTES
 
 
 def _at_cell(cell: int, version: int):

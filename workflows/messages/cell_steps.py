@@ -38,7 +38,10 @@ class LoadWeights(CellLease):
 
 
 class EngineVerified(Message):
-    """What the engine itself reports after a load; equal to what was asked for, or the step failed."""
+    """What the engine itself reports after a load; equal to what was asked for, or the step failed.
+
+    `bytes` of weights were loaded for it under this lease; 0: the engine held them already.
+    """
 
     weights: Weights
     bytes: int = 0
