@@ -4,6 +4,7 @@ Property tests take the same examples every time and have no time limit of their
 nothing. `pytest --hypothesis-profile=explore` looks further.
 """
 
+import atexit
 import os
 import sys
 from collections.abc import Iterator
@@ -57,8 +58,12 @@ def database(database_url: str) -> "Iterator[Engine]":
     engine.dispose()
 
 
-@pytest.hookimpl(trylast=True)
 def pytest_unconfigure():
-    """pytest's closing line stays the last one: some library's bindings print notes when the process ends."""
+    """pytest's closing line stays the last one: some library's bindings print notes when the interpreter ends, which is
+    after pytest has given the real standard error back."""
+    atexit.register(_silence_standard_error)
+
+
+def _silence_standard_error() -> None:
     sys.stderr.flush()
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)

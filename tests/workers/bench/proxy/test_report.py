@@ -46,7 +46,7 @@ def test_one_core_is_not_enough(monkeypatch):
 
 
 def test_cpu_time_counts_children_and_stopping_ends_them(tmp_path):
-    burn = "import time\nwhile time.process_time() < 0.3: pass\ntime.sleep(60)"
+    burn = "import time\nwhile time.process_time() < 0.5: pass\ntime.sleep(60)"
     script = f"import subprocess, sys\nsubprocess.Popen([sys.executable, '-c', {burn!r}]).wait()"
     child = Child([sys.executable, "-c", script], core=CORE, log=tmp_path / "child.log", cwd=tmp_path)
     try:
