@@ -10,6 +10,7 @@ from pydantic import Field, JsonValue
 
 from workflows.messages.artifacts import ArtifactRef
 from workflows.messages.base import Message
+from workflows.messages.batch_ledger import BatchLedger
 from workflows.messages.group import MicroStep
 from workflows.messages.transfer import BufferManifest
 
@@ -66,12 +67,16 @@ class CheckpointRef(Message):
 
 
 class RestoreReply(Message):
-    """`counters` is what the caller gave when the checkpoint was written; empty for a base model."""
+    """`counters` is what the caller gave when the checkpoint was written, `ledger` the batch whose update it holds.
+
+    A base model has neither.
+    """
 
     version: int
     checksum: Checksum
     checkpoint: CheckpointRef | None = None
     counters: dict[str, JsonValue] = {}
+    ledger: BatchLedger | None = None
 
 
 class Resume(ActorRequest):
@@ -241,6 +246,7 @@ class Combine(ActorRequest):
     """
 
     batch: str
+    groups: tuple[str, ...] = Field((), description="of the batch, in order of admission; bound into the checkpoint")
     own: tuple[Accumulated, ...]
     participants: tuple[Participant, ...]
     valid_executions: int = Field(ge=0, description="V: valid executions of groups with signal")

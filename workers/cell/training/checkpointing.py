@@ -17,7 +17,9 @@ from infra.weights.checksum import weights_checksum
 from infra.weights.folder import load_weights, save_weights
 from workers.cell.training.model import PolicyModel
 from workers.cell.training.optimizer import CoreOptimizer
+from workflows.messages.batch_ledger import BatchLedger, LedgerEntry
 from workflows.messages.errors import CheckpointUnusable
+from workflows.messages.training import Combine
 
 OPTIMIZER_FILE = "optimizer.state"
 RANDOM_FILE = "random.state"
@@ -36,6 +38,26 @@ def save_checkpoint(
         save_file({"torch": torch.get_rng_state()}, folder / RANDOM_FILE)
 
     return store.write(meta, fill)
+
+
+def ledger_of(request: Combine, version_before: int, norm: float, checksum: str) -> BatchLedger:
+    """The books of the batch that `request` combines, with the gradient that came of it."""
+    shares = [(0, request.boot_epoch, request.own)]
+    shares += [(other.cell, other.boot_epoch, other.accumulated) for other in request.participants]
+    entries = [
+        LedgerEntry(micro_step=done.index, attempt=done.attempt, cell=cell, boot_epoch=boot_epoch)
+        for cell, boot_epoch, share in shares
+        for done in share
+    ]
+    return BatchLedger(
+        batch=request.batch,
+        version_before=version_before,
+        groups=request.groups,
+        micro_steps=tuple(sorted(entries, key=lambda entry: entry.micro_step)),
+        valid_executions=request.valid_executions,
+        gradient_norm=norm,
+        gradient_checksum=checksum,
+    )
 
 
 def load_checkpoint(checkpoint: Checkpoint, model: PolicyModel, optimizer: CoreOptimizer | None) -> str:

@@ -61,7 +61,11 @@ class WeightsCustody:
             before_loading()
             self._load(found)
         return m.RestoreReply(
-            version=meta.version, checksum=meta.checksum, checkpoint=found.ref, counters=meta.counters
+            version=meta.version,
+            checksum=meta.checksum,
+            checkpoint=found.ref,
+            counters=meta.counters,
+            ledger=meta.ledger,
         )
 
     def expose(self, version: int) -> m.SnapshotReply:

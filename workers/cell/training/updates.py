@@ -11,7 +11,7 @@ from pathlib import Path
 
 from infra.checkpoints import Checkpoint, CheckpointMeta, CheckpointStore
 from infra.weights.checksum import weights_checksum
-from workers.cell.training.checkpointing import save_checkpoint
+from workers.cell.training.checkpointing import ledger_of, save_checkpoint
 from workers.cell.training.combine import CombinedGradient
 from workers.cell.training.gradients import GradientBuffer
 from workers.cell.training.model import PolicyModel
@@ -97,10 +97,10 @@ class Updates:
         meta = CheckpointMeta(
             version=stepped.version,
             checksum=stepped.checksum,
-            batch=stepped.request.batch,
             optimizer_steps=self._optimizer.steps,
             code_version=self._code_version,
             counters=stepped.request.counters,
+            ledger=ledger_of(stepped.request, stepped.version - 1, *stepped.gradient),
         )
         checkpoint: Checkpoint = save_checkpoint(self._store, meta, self._model, self._optimizer, self._companions_from)
         self._weights.now_hold(stepped.version, stepped.checksum)
