@@ -147,6 +147,7 @@ class TrainingActivities:
                 weight_decay=request.weight_decay,
                 max_grad_norm=request.max_grad_norm,
                 counters=dict[str, Any](request.counters),
+                groups=request.groups,
             )
         )
         metrics = TokenMetrics()

@@ -13,6 +13,11 @@ def normalizer(groups: list[AdmittedGroup]) -> int:
     return sum(group.valid for group in groups if group.no_signal is None)
 
 
+def in_order(groups: list[AdmittedGroup]) -> tuple[str, ...]:
+    """Ids in the durable order of admission: signals may overtake each other, so groups may arrive in another."""
+    return tuple(ids.group_id(group.burst, group.group) for group in sorted(groups, key=lambda group: group.sequence))
+
+
 def open_of(spec: BatchSpec) -> OpenBatch:
     """What the batch asks of the Scheduler."""
     burst = spec.spec
@@ -39,6 +44,7 @@ def combine_of(spec: BatchSpec, groups: list[AdmittedGroup], accounts: tuple[Sea
         weight_decay=training.weight_decay,
         max_grad_norm=training.max_grad_norm,
         counters=spec.counters,
+        groups=in_order(groups),
     )
 
 
@@ -54,10 +60,7 @@ def commit_of(
         before=spec.weights,
         after=update.weights if update is not None else spec.weights,
         checkpoint=update.checkpoint if update is not None else "",
-        # Signals may overtake each other, so groups may arrive, and be computed, in another order than admission's.
-        groups=tuple(
-            ids.group_id(group.burst, group.group) for group in sorted(groups, key=lambda group: group.sequence)
-        ),
+        groups=in_order(groups),
         accepted=stream.in_order(),
         normalizer=normalizer(groups),
         gradient_checksum=update.gradient_checksum if update is not None else "",

@@ -88,6 +88,7 @@ class CombineUpdate(Message):
     weight_decay: float
     max_grad_norm: float
     counters: dict[str, int] = Field(description="saved with the checkpoint: sample position and counters")
+    groups: tuple[str, ...] = Field(default=(), description="saved with the checkpoint, in order of admission")
 
 
 class UpdateApplied(Message):
