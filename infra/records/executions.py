@@ -139,6 +139,7 @@ class ExecutionRecords:
                     state="closed",
                     ended_at=now,
                     closed_at=now,
+                    harness_seconds=run.seconds,
                     end_reason=run.end,
                     outcome=evaluation.outcome,
                     reward=evaluation.reward,

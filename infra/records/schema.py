@@ -61,7 +61,7 @@ executions = Table(
     Column("dispatch_version", Integer, nullable=False),
     Column("sampling", JSON, nullable=False),
     Column("call_limit", Integer, nullable=False),
-    Column("wall_seconds", Float),  # its time-out
+    Column("wall_seconds", Float),  # its burst's time-out; a task may set a shorter one
     Column("token_sha256", String(64), nullable=False, index=True),
     Column("attempt", Integer, nullable=False),
     Column("state", String(12), nullable=False),  # open | closed : whether the proxy still serves it
@@ -70,6 +70,7 @@ executions = Table(
     Column("first_call_at", Float),
     Column("ended_at", Float),
     Column("closed_at", Float),
+    Column("harness_seconds", Float),  # how long its harness ran, without preparing and scoring
     Column("end_reason", String(20)),
     Column("outcome", String(20)),
     Column("reward", Float),
