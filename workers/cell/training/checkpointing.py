@@ -1,62 +1,42 @@
 """What a checkpoint of the core holds, and how it gets back into the model.
 
-model.safetensors, config.json, tokenizer ...    a Hugging Face model folder, loadable by the engine as it is
-optimizer.state                                  moments under Hugging Face names (absent before the first step)
-random.state                                     torch's random state, uint8
-
-The last two are safetensors too, under names that an engine does not take for weights.
+The files and their layout are `infra.checkpoints.contents`; here they meet the model, the optimizer and the generators.
+A model that is one stage of several takes its own part of what it is given.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from infra.checkpoints import Checkpoint, CheckpointMeta, CheckpointStore
+from infra.checkpoints.contents import load_moments, load_random, write_contents
 from infra.weights.checksum import weights_checksum
-from infra.weights.folder import load_weights, save_weights
+from infra.weights.folder import load_weights
+from workers.cell.training import random_state
 from workers.cell.training.model import PolicyModel
 from workers.cell.training.optimizer import CoreOptimizer
-from workflows.messages.batch_ledger import BatchLedger, LedgerEntry
 from workflows.messages.errors import CheckpointUnusable
-from workflows.messages.training import Combine
-
-OPTIMIZER_FILE = "optimizer.state"
-RANDOM_FILE = "random.state"
 
 
 def save_checkpoint(
     store: CheckpointStore, meta: CheckpointMeta, model: PolicyModel, optimizer: CoreOptimizer, companions_from: Path
 ) -> Checkpoint:
     """Write the core's whole state as one durable checkpoint."""
-
-    def fill(folder: Path) -> None:
-        save_weights(folder, model.hf_weights(), companions_from)
-        state = {name: tensor.detach().cpu().contiguous() for name, tensor in optimizer.state().items()}
-        if state:
-            save_file(state, folder / OPTIMIZER_FILE)
-        save_file({"torch": torch.get_rng_state()}, folder / RANDOM_FILE)
-
-    return store.write(meta, fill)
+    return save_state(store, meta, model.hf_weights(), optimizer.state(), companions_from)
 
 
-def ledger_of(request: Combine, version_before: int, norm: float, checksum: str) -> BatchLedger:
-    """The books of the batch that `request` combines, with the gradient that came of it."""
-    shares = [(0, request.boot_epoch, request.own)]
-    shares += [(other.cell, other.boot_epoch, other.accumulated) for other in request.participants]
-    entries = [
-        LedgerEntry(micro_step=done.index, attempt=done.attempt, cell=cell, boot_epoch=boot_epoch)
-        for cell, boot_epoch, share in shares
-        for done in share
-    ]
-    return BatchLedger(
-        batch=request.batch,
-        version_before=version_before,
-        groups=request.groups,
-        micro_steps=tuple(sorted(entries, key=lambda entry: entry.micro_step)),
-        valid_executions=request.valid_executions,
-        gradient_norm=norm,
-        gradient_checksum=checksum,
+def save_state(
+    store: CheckpointStore,
+    meta: CheckpointMeta,
+    weights: Mapping[str, Tensor],
+    moments: Mapping[str, Tensor],
+    companions_from: Path,
+) -> Checkpoint:
+    """The same from a whole model's tensors, for several stages: `merge_stages` and `merge_moments` make them."""
+    return store.write(
+        meta, lambda folder: write_contents(folder, weights, moments, random_state.capture(), companions_from)
     )
 
 
@@ -65,12 +45,14 @@ def load_checkpoint(checkpoint: Checkpoint, model: PolicyModel, optimizer: CoreO
 
     Raises CheckpointUnusable if what was loaded is not what the checkpoint promises.
     """
-    model.load_hf(load_weights(checkpoint.folder))
-    checksum = weights_checksum(model.hf_weights())
-    if checksum != checkpoint.meta.checksum:
+    tensors = load_weights(checkpoint.folder)
+    if (checksum := weights_checksum(tensors)) != checkpoint.meta.checksum:
         raise CheckpointUnusable(f"{checkpoint.folder.name} loads with checksum {checksum}, promised another")
+    model.load_hf(tensors)
+    for name, held in model.hf_weights().items():
+        if not torch.equal(held.cpu(), tensors[name]):
+            raise CheckpointUnusable(f"{checkpoint.folder.name}: {name} did not arrive in the model as it is stored")
     if optimizer is not None:
-        path = checkpoint.folder / OPTIMIZER_FILE
-        optimizer.load(checkpoint.meta.optimizer_steps, load_file(path) if path.is_file() else {})
-        torch.set_rng_state(load_file(checkpoint.folder / RANDOM_FILE)["torch"])
+        optimizer.load(checkpoint.meta.optimizer_steps, load_moments(checkpoint))
+        random_state.restore(load_random(checkpoint))
     return checksum

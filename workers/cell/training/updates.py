@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from infra.checkpoints import Checkpoint, CheckpointMeta, CheckpointStore
+from infra.checkpoints.ledger import ledger_of
 from infra.weights.checksum import weights_checksum
-from workers.cell.training.checkpointing import ledger_of, save_checkpoint
+from workers.cell.training.checkpointing import save_checkpoint
 from workers.cell.training.combine import CombinedGradient
 from workers.cell.training.gradients import GradientBuffer
 from workers.cell.training.model import PolicyModel
