@@ -11,8 +11,8 @@ from temporalio.client import Client
 
 from activities.cell import Cell
 from activities.weights import ensure_actor_weights
-from infra.logprob_gaps import percentile
 from infra.records.batches import add_claim, finish_claim
+from infra.update_metrics import figures
 from workflows.messages.batch import (
     Accepted,
     CombineUpdate,
@@ -93,12 +93,10 @@ class TrainingActivities:
                 **await self._fence(),
                 micro_step=step,
                 attempt=attempt,
-                clip_low=task.clip_low,
-                clip_high=task.clip_high,
-                truncate_ratio=task.truncate_ratio,
+                loss=task.loss,
             )
         )
-        metrics = {**figures(reply.metrics), "seconds": reply.seconds}
+        metrics = {**figures(reply.metrics, reply.version), "seconds": reply.seconds}
         await asyncio.to_thread(finish_claim, cell.records, **claim, metrics=metrics)
         accepted = Accepted(index=reply.index, attempt=reply.attempt, cell=reply.cell, boot_epoch=reply.boot_epoch)
         return MicroStepDone(accepted=accepted, loss=reply.metrics.loss_sum, metrics=metrics)
@@ -114,7 +112,7 @@ class TrainingActivities:
             boot_epoch=sealed.boot_epoch,
             accumulated=_pairs(sealed),
             weights=Weights(version=sealed.version, checksum=status.checksum or ""),
-            metrics=figures(sealed.metrics),
+            metrics=figures(sealed.metrics, sealed.version),
         )
 
     @activity.defn(name="combine_update")
@@ -158,7 +156,12 @@ class TrainingActivities:
             checkpoint=reply.checkpoint.name if reply.checkpoint else "",
             grad_norm=reply.grad_norm or 0.0,
             gradient_checksum=reply.gradient_checksum,
-            metrics={**figures(metrics), "grad_norm": reply.grad_norm or 0.0, "combine_seconds": reply.seconds},
+            metrics={
+                **figures(metrics, request.weights.version),
+                "loss": metrics.loss_sum / request.normalizer,
+                "grad_norm": reply.grad_norm or 0.0,
+                "combine_seconds": reply.seconds,
+            },
         )
 
     async def _sealed(self, account: Sealed, batch: str) -> SealReply:
@@ -194,22 +197,6 @@ class TrainingActivities:
         """This boot, and whatever lease the cell's actor has seen last: batch steps do not outrank role changes."""
         status = await self._cell.actor.status()
         return {"boot_epoch": self._cell.boot_epoch, "lease_epoch": status.lease_epoch}
-
-
-def figures(metrics: TokenMetrics) -> dict[str, float]:
-    """A step's token metrics as plain numbers. Log-probs are natural, per token."""
-    tokens = max(1, metrics.tokens)
-    return {
-        "target_tokens": float(metrics.tokens),
-        "loss_sum": metrics.loss_sum,
-        "ratio_mean": metrics.ratio_sum / tokens,
-        "ratio_max": metrics.ratio_max,
-        "clip_fraction": metrics.clipped_tokens / tokens,
-        "kl_to_behaviour": metrics.kl_sum / tokens,
-        "logprob_gap_mean": metrics.gap_sum / tokens,
-        "logprob_gap_p999": percentile(metrics.gaps, 0.999),
-        "logprob_gap_max": metrics.gap_max,
-    }
 
 
 def _pairs(sealed: SealReply) -> tuple[tuple[int, int], ...]:

@@ -130,6 +130,20 @@ class PackedMicroStep:
     def target_tokens(self) -> int:
         return int(self.targets.sum())
 
+    @property
+    def path_tokens(self) -> int:
+        """What `tokens` would be if every path were laid out on its own; however a batch is cut, it sums to the same."""
+        lengths = np.diff(self.segment_offsets)
+        return sum(int(lengths[list(self.ancestors(path.segment))].sum()) for path in self.header.paths)
+
+    def shares(self) -> np.ndarray:
+        """float32 [s]: 1 / |T_i| at targets, 0 elsewhere: the weight of a term that has no advantage in it."""
+        shares = np.zeros(self.tokens, dtype=np.float32)
+        for path in self.header.paths:
+            for span in path.spans:
+                shares[span.start : span.end] = 1.0 / path.target_total
+        return shares
+
     def segment_spans(self) -> tuple[tuple[int, int], ...]:
         """[start, end) of each segment."""
         return tuple(itertools.pairwise(self.segment_offsets.tolist()))

@@ -193,14 +193,11 @@ class TrainingBatch(Participants):
             task.add_done_callback(self.tasks.discard)
 
     async def _run_micro_step(self, step: MicroStep, emission: int) -> None:
-        training = self.spec.spec.training
         task = MicroStepTask(
             micro_step=step,
             emission=emission,
             weights=self.spec.weights,
-            clip_low=training.clip_low,
-            clip_high=training.clip_high,
-            truncate_ratio=training.truncate_ratio,
+            loss=self.spec.spec.training.loss,
             temperature=self.spec.spec.sampling.temperature,
         )
         try:

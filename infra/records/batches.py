@@ -1,12 +1,14 @@
 """Batches, claims, updates: what a training batch writes, and the committed weights a restarted core starts from."""
 
 import time
+from collections import Counter
 
 from sqlalchemy import Connection, Engine, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
+from infra.records.groups import GroupMember
 from infra.records.schema import batches, claims, groups, updates
-from workflows.messages.batch import CommitBatch, OpenedBatch
+from workflows.messages.batch import CommitBatch, Figures, OpenedBatch
 from workflows.messages.errors import VersionMismatch
 from workflows.messages.scheduling import Weights
 
@@ -50,7 +52,7 @@ def commit_batch(engine: Engine, commit: CommitBatch) -> None:
                 accepted=[done.model_dump(mode="json") for done in commit.accepted],
                 normalizer=commit.normalizer,
                 gradient_checksum=commit.gradient_checksum,
-                metrics=commit.metrics,
+                metrics=commit.metrics | _what_went_in(connection, commit),
             )
         )
         connection.execute(
@@ -60,6 +62,23 @@ def commit_batch(engine: Engine, commit: CommitBatch) -> None:
         )
         if commit.after != commit.before:
             _add_update(connection, commit.after, commit.batch, commit.checkpoint, now)
+
+
+def _what_went_in(connection: Connection, commit: CommitBatch) -> Figures:
+    """Counted here, from rows and not from messages: micro-steps of each cell, and the trained executions by the
+    versions between their oldest target and the one being trained."""
+    cells = Counter(str(done.cell) for done in commit.accepted)
+    ages: Counter[str] = Counter()
+    query = select(groups.c.members).where(groups.c.group_id.in_(commit.groups), groups.c.no_signal.is_(None))
+    for members in connection.execute(query).scalars():
+        for member in map(GroupMember.model_validate, members):
+            if member.left_out is None and member.target_tokens and member.oldest_version is not None:
+                ages[str(commit.before.version - member.oldest_version)] += 1
+    return {"micro_steps_by_cell": _numbers(cells), "staleness_executions": _numbers(ages)}
+
+
+def _numbers(counts: Counter[str]) -> dict[str, float]:
+    return {key: float(count) for key, count in sorted(counts.items(), key=lambda item: int(item[0]))}
 
 
 def mark_published(engine: Engine, version: int) -> None:
@@ -111,7 +130,7 @@ def add_claim(
             connection.execute(insert(claims).values(**key, **values))
 
 
-def finish_claim(engine: Engine, *, batch: str, micro_step: int, attempt: int, metrics: dict[str, float]) -> None:
+def finish_claim(engine: Engine, *, batch: str, micro_step: int, attempt: int, metrics: Figures) -> None:
     """The claimed attempt is done."""
     key = {"batch": batch, "micro_step": micro_step, "attempt": attempt}
     with engine.begin() as connection:

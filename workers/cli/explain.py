@@ -8,6 +8,7 @@ from rich.table import Table
 
 from infra.objects import ObjectStore
 from infra.records.database import open_database
+from infra.update_metrics import in_words
 from workers.cli.explain_facts import Explanation, explain_execution
 from workers.cli.runs import find_run
 from workers.cli.tree import find_execution
@@ -82,6 +83,7 @@ def _lines(found: Explanation) -> list[tuple[str, str]]:
     if (batch := found.batch) is not None:
         state = f"version {batch.version_before} to {batch.version_after}" if batch.committed else "open"
         lines.append(("batch", f"{batch.batch}, {state}, V = {batch.valid_executions}"))
+        lines.append(("update", in_words(batch.figures)))
     return [(name, value) for name, value in lines if value]
 
 

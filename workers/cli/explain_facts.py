@@ -13,6 +13,7 @@ from infra.records.schema import batches, calls, claims, executions, micro_steps
 from workflows.messages import ids
 from workflows.messages.artifacts import ArtifactRef
 from workflows.messages.base import Message
+from workflows.messages.batch import Figures
 from workflows.messages.errors import InvalidInput
 from workflows.messages.execution import ProcessedExecution
 from workflows.messages.group import NoSignal
@@ -55,7 +56,7 @@ class GroupFact(Message):
 
 
 class BatchFact(Message):
-    """`unreadable`: micro-steps of the group whose payload is gone or is none."""
+    """`unreadable`: micro-steps of the group whose payload is gone or is none. `figures`: what the update measured."""
 
     batch: str
     version_before: int
@@ -64,6 +65,7 @@ class BatchFact(Message):
     valid_executions: int | None
     micro_steps: tuple[MicroStepFact, ...]
     unreadable: tuple[int, ...] = ()
+    figures: Figures = {}
 
 
 class Explanation(Message):
@@ -209,6 +211,7 @@ def _batch(connection: Connection, objects: ObjectStore, group: GroupRow, execut
         valid_executions=row.normalizer,
         micro_steps=tuple(steps),
         unreadable=tuple(unreadable),
+        figures=row.metrics or {},
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
-from sqlalchemy import Engine, func, select
+from sqlalchemy import Connection, Engine, func, select
 from temporalio.client import WorkflowHandle, WorkflowQueryFailedError
 from temporalio.service import RPCError
 
@@ -17,6 +17,7 @@ from infra.records.database import open_database
 from infra.records.schema import batches, calls, engines, executions, groups, transitions, updates
 from infra.settings.run import RunManifest
 from infra.temporal.client import connect
+from infra.update_metrics import in_words
 from workers.cli.runs import find_run
 from workers.supervisor.hints import resume_command
 from workflows.books import SchedulerState
@@ -69,6 +70,7 @@ def from_records(engine: Engine) -> dict[str, Any]:
                 connection.execute(select(batches.c.batch).where(batches.c.committed_at.is_(None))).scalars()
             ),
             "version": newest["version"] if newest else None,
+            "last_update": _last_update(connection),
             "published": bool(newest and newest["published_at"]),
             "role_changes": connection.execute(select(func.count()).select_from(transitions)).scalar_one(),
             "engines": [
@@ -76,6 +78,13 @@ def from_records(engine: Engine) -> dict[str, Any]:
                 for row in connection.execute(select(engines).order_by(engines.c.engine)).mappings()
             ],
         }
+
+
+def _last_update(connection: Connection) -> dict[str, Any] | None:
+    """Batch and measured figures of the newest optimizer step."""
+    query = select(batches.c.batch, batches.c.metrics).where(batches.c.version_after > batches.c.version_before)
+    row = connection.execute(query.order_by(batches.c.version_after.desc()).limit(1)).first()
+    return None if row is None else {"batch": row.batch, "figures": row.metrics or {}}
 
 
 async def from_workflows(manifest: RunManifest) -> dict[str, str]:
@@ -131,7 +140,8 @@ def _show(summary: dict[str, Any], console: Console) -> None:
     table.add_column(style="bold")
     table.add_column(overflow="fold")
     for name, value in summary["records"].items():
-        table.add_row(name.replace("_", " "), escape(_text(value)))
+        shown = f"{value['batch']}: {in_words(value['figures'])}" if name == "last_update" and value else _text(value)
+        table.add_row(name.replace("_", " "), escape(shown))
     for name, value in summary["workflows"].items():
         table.add_row(name, escape(value))
     console.print(table)

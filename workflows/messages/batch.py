@@ -5,7 +5,11 @@ from pydantic import Field
 from workflows.messages.base import Message
 from workflows.messages.burst import BurstSpec, StepReport, Training
 from workflows.messages.group import MicroStep
+from workflows.messages.loss import LossSettings
 from workflows.messages.scheduling import Weights
+
+Figures = dict[str, float | dict[str, float]]
+"""Measured numbers by name; a histogram is a number per bin."""
 
 
 class BatchSpec(Message):
@@ -34,9 +38,7 @@ class MicroStepTask(Message):
     micro_step: MicroStep
     emission: int
     weights: Weights
-    clip_low: float
-    clip_high: float
-    truncate_ratio: float | None
+    loss: LossSettings
     temperature: float
 
 
@@ -54,7 +56,7 @@ class MicroStepDone(Message):
 
     accepted: Accepted
     loss: float
-    metrics: dict[str, float] = {}
+    metrics: Figures = {}
 
 
 class SealBatch(Message):
@@ -72,7 +74,7 @@ class Sealed(Message):
     boot_epoch: int
     accumulated: tuple[tuple[int, int], ...] = Field(description="(index, attempt), sorted")
     weights: Weights
-    metrics: dict[str, float] = {}
+    metrics: Figures = {}
 
 
 class CombineUpdate(Message):
@@ -98,7 +100,7 @@ class UpdateApplied(Message):
     checkpoint: str
     grad_norm: float
     gradient_checksum: str = ""
-    metrics: dict[str, float] = {}
+    metrics: Figures = {}
 
 
 class CommitBatch(Message):
@@ -115,7 +117,7 @@ class CommitBatch(Message):
     accepted: tuple[Accepted, ...]
     normalizer: int
     gradient_checksum: str = Field(default="", description="of the gradient as it was applied; empty: no update")
-    metrics: dict[str, float] = {}
+    metrics: Figures = {}
 
 
 class BatchOutcome(Message):

@@ -9,6 +9,8 @@ from typing import Annotated, Literal
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from workflows.messages.base import Message
+from workflows.messages.policies import PolicySettings
+from workflows.messages.loss import LossSettings
 
 PublishMode = Literal["recompute", "keep_kv"]
 """How serving engines get a new version. `recompute`: their requests are cut and go on with what they have said;
@@ -61,15 +63,6 @@ class Limits(Message):
     file_bytes: int = Field(default=256 << 20, gt=0, description="largest file an agent may write")
 
 
-class PolicySettings(Message):
-    """Scheduling. Names are those of docs/rules.md."""
-
-    name: Literal["waterlevel"] = "waterlevel"
-    supply_fraction: float = Field(default=0.5, ge=0, le=1, description="of B; supply a cell must see before it joins")
-    hold_seconds: float = Field(default=2.0, ge=0, description="how long supply must hold without a break")
-    in_flight_depth: int = Field(default=2, ge=1, description="micro-steps emitted ahead per training cell")
-
-
 Role = Literal["main", "sub-agent", "main-summary", "sub-agent-summary"]
 """Roles of calls that may be trained."""
 
@@ -92,16 +85,13 @@ class Selection(Message):
         return roles
 
 
-class Training(Message):
+class Training(LossSettings):
     """One optimizer step."""
 
     learning_rate: float = Field(default=2e-4, gt=0)
     betas: tuple[float, float] = (0.9, 0.95)
     weight_decay: float = Field(default=0.0, ge=0)
     advantage: Literal["grpo", "dr_grpo", "rloo"] = "grpo"
-    clip_low: float = Field(default=0.2, gt=0, lt=1)
-    clip_high: float = Field(default=0.28, gt=0)
-    truncate_ratio: float | None = Field(default=None, gt=0)
     max_grad_norm: float = Field(default=1.0, gt=0)
     token_budget: int = Field(default=2048, gt=0, description="tokens of one micro-step")
     layout: Literal["flat", "tree"] = Field(default="flat", description="tree: what paths share is computed once")
@@ -110,6 +100,11 @@ class Training(Message):
         default=None, ge=0, description="versions from an execution's oldest token to its admission; older: left out"
     )
     refill: bool = Field(default=False, description="no-signal groups do not take a place in the batch")
+
+    @property
+    def loss(self) -> LossSettings:
+        """The part of these settings that a micro-step needs."""
+        return LossSettings.model_validate({name: getattr(self, name) for name in LossSettings.model_fields})
 
 
 class BurstSpec(Message):
@@ -128,6 +123,7 @@ class BurstSpec(Message):
     executions_per_group: int = Field(default=8, ge=1, description="N: executions per group")
     steps: int = Field(default=2, ge=1, description="mu: optimizer steps before the publish")
     carry_over: float = Field(default=0.0, ge=0, description="phi: left outstanding, in units of B")
+    staleness: float | None = Field(default=None, ge=0, description="E[d] to aim at; phi then follows from it")
     final: bool = Field(default=False, description="a campaign's last burst: no carry-over")
     follows: bool = Field(default=False, description="another burst follows at once; set by campaigns")
     sampling: Sampling = Sampling()
@@ -154,14 +150,28 @@ class BurstSpec(Message):
             )
         if self.purpose is Purpose.TRAIN and self.sampling.temperature == 0:
             raise ValueError("sampling.temperature: training needs a temperature above 0")
+        if self.staleness is not None and self.carry_over:
+            raise ValueError("carry_over: follows from staleness; give one of the two")
+        if self.phi < 0:
+            raise ValueError(f"staleness: {self.staleness} is below what {self.steps} steps cause without carry-over")
         return self
+
+    @property
+    def phi(self) -> float:
+        """Groups left outstanding at a burst's end, in units of B: as given, or what E[d] needs (policy/staleness)."""
+        return self.carry_over if self.staleness is None else self.staleness - (self.steps - 1) / 2
+
+    @property
+    def expected_staleness(self) -> float:
+        """E[d] = phi + (mu - 1) / 2, the mean staleness in steady state."""
+        return self.phi + (self.steps - 1) / 2
 
     @property
     def quota(self) -> int:
         """Groups outstanding after the boundary's top-up, (phi + mu) * B; an evaluation dispatches B groups."""
         if self.purpose is Purpose.EVALUATE:
             return self.groups_per_step
-        carry = 0.0 if self.final else self.carry_over
+        carry = 0.0 if self.final else self.phi
         return round((carry + self.steps) * self.groups_per_step)
 
 
@@ -217,4 +227,6 @@ class BurstReport(Message):
     executions: int = 0
     executions_valid: int = 0
     mean_reward: float | None = None
+    mean_staleness: float | None = Field(default=None, description="as measured, over groups; E[d] is its aim")
+    expected_staleness: float | None = None
     cancelled: bool = False

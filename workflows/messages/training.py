@@ -12,6 +12,7 @@ from workflows.messages.artifacts import ArtifactRef
 from workflows.messages.base import Message
 from workflows.messages.batch_ledger import BatchLedger
 from workflows.messages.group import MicroStep
+from workflows.messages.loss import LossSettings
 from workflows.messages.transfer import BufferManifest
 
 Checksum = str
@@ -158,35 +159,46 @@ class BatchReply(Message):
 
 
 class TokenMetrics(Message):
-    """Sums over target tokens, so that any number of them merge by adding. Log-probs are natural, per token.
+    """Sums over target tokens, so that any number of them merge by adding and nothing depends on how a batch was cut.
 
-    `gaps` is a histogram of |log-prob - behaviour log-prob| in the bins of `infra.logprob_gaps`.
+    Log-probs are natural, per token. `gaps` is a histogram of |log-prob - behaviour log-prob| in the bins of
+    `infra.logprob_gaps`, `versions` counts the targets that each weight version sampled. What is not asked for is not
+    measured: `reference_tokens` and `entropy_tokens` say over how many targets those sums are.
     """
 
     tokens: int = 0
     loss_sum: float = 0.0
     ratio_sum: float = 0.0
     ratio_max: float = 0.0
-    clipped_tokens: int = 0
+    clipped_low: int = 0
+    clipped_high: int = 0
+    truncated: int = 0
     kl_sum: float = 0.0
+    reference_tokens: int = 0
+    reference_kl_sum: float = 0.0
+    entropy_tokens: int = 0
+    entropy_sum: float = 0.0
     gap_sum: float = 0.0
     gap_max: float = 0.0
     gaps: dict[int, int] = {}
+    versions: dict[int, int] = {}
+    computed_tokens: int = Field(default=0, description="places that went through the model, targets and context")
+    path_tokens: int = Field(default=0, description="what they would be if every path were computed on its own")
 
     def merged(self, other: "TokenMetrics") -> "TokenMetrics":
         """Metrics of both sets of tokens together."""
-        bins = sorted(self.gaps.keys() | other.gaps.keys())
-        return TokenMetrics(
-            tokens=self.tokens + other.tokens,
-            loss_sum=self.loss_sum + other.loss_sum,
-            ratio_sum=self.ratio_sum + other.ratio_sum,
-            ratio_max=max(self.ratio_max, other.ratio_max),
-            clipped_tokens=self.clipped_tokens + other.clipped_tokens,
-            kl_sum=self.kl_sum + other.kl_sum,
-            gap_sum=self.gap_sum + other.gap_sum,
-            gap_max=max(self.gap_max, other.gap_max),
-            gaps={bin: self.gaps.get(bin, 0) + other.gaps.get(bin, 0) for bin in bins},
-        )
+        values: dict[str, object] = {}
+        for name in TokenMetrics.model_fields:
+            mine, theirs = getattr(self, name), getattr(other, name)
+            if isinstance(mine, dict):
+                values[name] = _added(mine, theirs)  # pyright: ignore[reportUnknownArgumentType]
+            else:
+                values[name] = max(mine, theirs) if name.endswith("_max") else mine + theirs
+        return TokenMetrics.model_validate(values)
+
+
+def _added(mine: dict[int, int], theirs: dict[int, int]) -> dict[int, int]:
+    return {key: mine.get(key, 0) + theirs.get(key, 0) for key in sorted(mine.keys() | theirs.keys())}
 
 
 class RunMicroStep(ActorRequest):
@@ -198,9 +210,7 @@ class RunMicroStep(ActorRequest):
 
     micro_step: MicroStep
     attempt: int = Field(ge=1)
-    clip_low: float = Field(gt=0, lt=1)
-    clip_high: float = Field(gt=0)
-    truncate_ratio: float | None = Field(None, gt=0)
+    loss: LossSettings = LossSettings()
 
 
 class MicroStepReply(Message):

@@ -29,6 +29,7 @@ from workers.cell.training.gradients import GradientBuffer, read_gradients
 from workers.cell.training.loss import LossSettings
 from workers.cell.training.model import build_model
 from workers.cell.training.optimizer import CoreOptimizer
+from workers.cell.training.reference import ReferencePolicies
 from workers.cell.training.snapshots import Snapshots
 from workers.cell.training.stream import MicroStepStream, SingleStageStream, target_logprobs
 from workers.cell.training.updates import Updates, micro_steps
@@ -63,7 +64,8 @@ class TrainingActor:
         self._model = build_model(self._arch)
         self._endpoint = endpoint or TransferEndpoint()
         self._objects = ObjectStore(settings.objects_url)
-        self._stream: MicroStepStream = SingleStageStream(self._model)
+        self._references = ReferencePolicies(settings.model)
+        self._stream: MicroStepStream = SingleStageStream(self._model, self._references)
         self._books = Accumulator()
         self._weights = WeightsState()
         self._snapshots = Snapshots(self._model, self._endpoint, settings.boot_epoch)
@@ -145,6 +147,7 @@ class TrainingActor:
         """Raises StillHeld while a batch is not committed or discarded, or a snapshot is being read."""
         self._require_no_batch()
         self._snapshots.close()
+        self._references.close()
         if self._gradients is not None:
             self._gradients.close()
             self._gradients = None
@@ -174,8 +177,7 @@ class TrainingActor:
         self._weights.require(self._books.version)
         started = time.monotonic()
         packed = self._fetch(step)
-        settings = LossSettings(request.clip_low, request.clip_high, request.truncate_ratio)
-        metrics = self._add_gradient(packed, settings)
+        metrics = self._add_gradient(packed, request.loss)
         entry = Entry(request.attempt, payload.sha256, metrics, time.monotonic() - started)
         self._books.add(step.index, entry)
         return self._claim(request, entry, repeated=False)

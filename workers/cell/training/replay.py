@@ -24,8 +24,8 @@ from infra.weights.checksum import weights_checksum
 from infra.weights.folder import load_weights
 from infra.weights.layout import FlatLayout
 from workers.cell.training.combine import CombinedGradient, normalise_and_clip, sum_in_order
-from workers.cell.training.loss import LossSettings
 from workers.cell.training.model import PolicyModel, build_model
+from workers.cell.training.reference import ReferencePolicies
 from workers.cell.training.stream import SingleStageStream
 from workflows.messages.base import Message
 from workflows.messages.burst import Training
@@ -114,8 +114,9 @@ def replay(found: RecordedBatch, *, base: Path, checkpoints: Path, objects: Obje
     model.load_hf(load_weights(_weights_folder(found, base, checkpoints)))
     if weights_checksum(model.hf_weights()) != found.weights_checksum:
         raise VersionMismatch(f"the weights of version {found.version} here are not those the batch started from")
+    stream = SingleStageStream(model, ReferencePolicies(base))
     sums = [
-        cell_sum(model, [_fetch(objects, *found.payloads[index]) for index in found.order[cell]], found.settings)
+        cell_sum(model, stream, [_fetch(objects, *found.payloads[index]) for index in found.order[cell]], found.settings)
         for cell in sorted(found.order)
     ]
     combined = combine(sums, found.normalizer, found.settings.max_grad_norm)
@@ -132,17 +133,17 @@ def replay(found: RecordedBatch, *, base: Path, checkpoints: Path, objects: Obje
     )
 
 
-def cell_sum(model: PolicyModel, steps: Sequence[PackedMicroStep], settings: Training) -> Tensor:
+def cell_sum(
+    model: PolicyModel, stream: SingleStageStream, steps: Sequence[PackedMicroStep], settings: Training
+) -> Tensor:
     """fp32 [elements]: the gradients of `steps`, added one after the other as an actor does."""
     parameters = dict(model.named_parameters())
     layout = FlatLayout.of({name: tuple(parameter.shape) for name, parameter in parameters.items()})
     flat = torch.zeros(layout.elements, dtype=torch.float32)
     for name, view in layout.views(flat).items():
         parameters[name].grad = view
-    stream = SingleStageStream(model)
-    clip = LossSettings(settings.clip_low, settings.clip_high, settings.truncate_ratio)
     for step in steps:
-        stream.run(step, clip)
+        stream.run(step, settings.loss)
     stream.drain()
     for parameter in parameters.values():
         parameter.grad = None

@@ -4,6 +4,7 @@
 before the backward of what was fed is done, and `drain` finishes it.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -12,10 +13,13 @@ from torch import Tensor
 
 from infra.micro_steps import PackedMicroStep
 from workers.cell.training.attention import AttentionPlan
-from workers.cell.training.loss import LossSettings, policy_loss, token_logprobs, token_metrics
+from workers.cell.training.loss import LossSettings, TargetValues, micro_step_loss, token_logprobs
 from workers.cell.training.model import PolicyModel
 from workflows.messages.errors import InvalidInput, Permanent
 from workflows.messages.training import TokenMetrics
+
+ReferenceLogprobs = Callable[[PackedMicroStep, LossSettings], Tensor | None]
+"""The targets' log-probs [r] under the reference policy the settings name; None if they name none."""
 
 
 class MicroStepStream(Protocol):
@@ -40,46 +44,51 @@ class Targets:
     versions: Tensor
 
 
-def target_logprobs(model: PolicyModel, step: PackedMicroStep) -> Targets:
-    """One forward pass over paths or a tree, each token computed once; r may be 0, and then nothing is computed.
+def target_logits(model: PolicyModel, step: PackedMicroStep) -> Tensor:
+    """[r, vocab]: what predicts the targets, by one forward pass over paths or a tree, each token computed once.
 
-    Raises InvalidInput for a token id outside the vocabulary.
+    r may be 0, and then nothing is computed. Raises InvalidInput for a token id outside the vocabulary.
     """
     if step.tokens and int(step.ids.max()) >= model.arch.vocab_size:
         raise InvalidInput(f"holds token id {int(step.ids.max())}", field="ids")
     device = next(model.parameters()).device
     places = torch.from_numpy(step.targets).nonzero().squeeze(-1).to(device)
+    if not places.numel():
+        return torch.zeros(0, model.arch.vocab_size, device=device)
     ids = torch.from_numpy(step.ids).to(device, torch.int64)
-    if places.numel():
-        positions = torch.from_numpy(step.positions).to(device, torch.int64)
-        plan = AttentionPlan.of_segments(step.segment_offsets.tolist(), step.segment_parents.tolist(), device)
-        before = torch.from_numpy(step.predecessors()).to(device, torch.int64)
-        logits = model.logits(ids, positions, plan, rows=before[places])
-        logprobs = token_logprobs(logits, ids[places], step.header.temperature)
-    else:
-        logprobs = torch.zeros(0, device=device)
-    behaviour, weights, versions = (
-        torch.from_numpy(array).to(device)[places] for array in (step.behaviour_logprobs, step.weights, step.versions)
-    )
-    return Targets(logprobs, behaviour, weights, versions)
+    positions = torch.from_numpy(step.positions).to(device, torch.int64)
+    plan = AttentionPlan.of_segments(step.segment_offsets.tolist(), step.segment_parents.tolist(), device)
+    before = torch.from_numpy(step.predecessors()).to(device, torch.int64)
+    return model.logits(ids, positions, plan, rows=before[places])
+
+
+def target_logprobs(model: PolicyModel, step: PackedMicroStep) -> Targets:
+    """The targets' log-probs at the temperature they were sampled at; see `target_logits`."""
+    logits = target_logits(model, step)
+    values = TargetValues.of(step, logits.device)
+    logprobs = token_logprobs(logits, values.ids, step.header.temperature)
+    return Targets(logprobs, values.behaviour, values.weights, values.versions)
+
+
+def no_reference(_step: PackedMicroStep, _settings: LossSettings) -> None:
+    """For streams whose settings never name a reference policy."""
 
 
 class SingleStageStream:
     """The stream of a cell with one pipeline stage."""
 
-    def __init__(self, model: PolicyModel) -> None:
-        self._model = model
+    def __init__(self, model: PolicyModel, reference: ReferenceLogprobs = no_reference) -> None:
+        self._model, self._reference = model, reference
 
     def run(self, step: PackedMicroStep, settings: LossSettings) -> TokenMetrics:
         """See MicroStepStream. A loss that is not finite is refused before it can touch the sum (Permanent)."""
-        targets = target_logprobs(self._model, step)
-        loss, rho = policy_loss(targets.logprobs, targets.behaviour, targets.weights, settings)
-        if not torch.isfinite(loss):
-            raise Permanent(f"micro-step {step.header.index} of {step.header.batch} has loss {loss.item()}")
-        metrics = token_metrics(targets.logprobs, targets.behaviour, targets.weights, rho, loss, settings)
-        if loss.requires_grad:
-            loss.backward()
-        return metrics
+        reference = self._reference(step, settings)
+        loss = micro_step_loss(target_logits(self._model, step), step, settings, reference)
+        if not loss.is_finite:
+            raise Permanent(f"micro-step {step.header.index} of {step.header.batch} has loss {loss.total.item()}")
+        if loss.total.requires_grad:
+            loss.total.backward()
+        return loss.metrics
 
     def drain(self) -> None:
         """Nothing is ever outstanding with one stage."""

@@ -14,8 +14,9 @@ from infra.weights.names import to_hf
 from tests.workers.cell.training.material import Sampled, pack, put, sampled
 from workers.cell.training.actor import ActorSettings, TrainingActor
 from workflows.messages import training as m
+from workflows.messages.loss import LossSettings
 
-CLIP = {"clip_low": 0.2, "clip_high": 0.28}
+CLIP = {"loss": LossSettings(clip_low=0.2, clip_high=0.28)}
 UPDATE = {"learning_rate": 1e-3, "max_grad_norm": 1.0, "weight_decay": 0.1}
 BOOT = {"boot_epoch": 1}
 

@@ -39,7 +39,7 @@ def test_the_clipped_objective(rho: float, weight: float, loss: float, slope: fl
 
 
 def test_truncation_bounds_a_negative_advantage() -> None:
-    truncating = LossSettings(0.2, 0.28, truncate_ratio=2.0)
+    truncating = LossSettings(clip_low=0.2, clip_high=0.28, truncate_ratio=2.0)
     assert loss_of(5.0, -1.0, truncating) == pytest.approx((2.0, 0.0), abs=1e-6)
     assert loss_of(1.5, -1.0, truncating) == pytest.approx((1.5, 1.5), abs=1e-5)
 

@@ -18,7 +18,7 @@ from workflows.messages.burst import Training
 from workflows.messages.errors import AuditFailure, ChecksumMismatch, InvalidInput, VersionMismatch
 from workflows.messages.scheduling import Weights
 
-SETTINGS = Training(**{**UPDATE, **CLIP})
+SETTINGS = Training(**UPDATE, **CLIP["loss"].model_dump())
 
 
 @pytest.fixture
