@@ -12,6 +12,7 @@ from pathlib import Path
 
 from infra.actor.client import ActorClient
 from infra.actor.wire import KEY_VARIABLE
+from infra.settings.fleet import PacedTrainer
 from infra.settings.run import RunManifest
 from workflows.messages.errors import ActorUnavailable
 from workflows.messages.training import ActorStatus
@@ -21,7 +22,7 @@ POLL_SECONDS = 0.1
 
 @dataclass(frozen=True)
 class ActorLaunch:
-    """Everything the command line of an actor says."""
+    """Everything the command line of an actor says. With a `pace` it is the paced trainer, which computes nothing."""
 
     cell: int
     boot_epoch: int
@@ -33,6 +34,7 @@ class ActorLaunch:
     root: Path
     threads: int = 1
     keep_checkpoints: int = 3
+    pace: PacedTrainer | None = None
 
     @classmethod
     def of(cls, run: RunManifest, cell: int, boot_epoch: int) -> "ActorLaunch":
@@ -47,6 +49,7 @@ class ActorLaunch:
             root=Path(run.root),
             threads=run.fleet.training_threads,
             keep_checkpoints=run.fleet.keep_checkpoints,
+            pace=run.fleet.paced_trainer if run.fleet.trainer == "paced" else None,
         )
 
     @property
@@ -65,6 +68,8 @@ class ActorLaunch:
             "keep-checkpoints": self.keep_checkpoints,
             "parent": os.getpid(),
         }
+        if self.pace is not None:
+            options["pace"] = self.pace.model_dump_json()
         arguments = [part for name, value in options.items() for part in (f"--{name}", str(value))]
         return [sys.executable, "-m", "workers.cell.training", *arguments]
 

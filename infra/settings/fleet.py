@@ -20,6 +20,13 @@ class PacedEngine(Message):
     script: str = Field(default="", description="file of scripted replies; empty: seeded tokens")
 
 
+class PacedTrainer(Message):
+    """The paced trainer: computes nothing, takes its time by tokens. Results made with it say so."""
+
+    tokens_per_second: float = Field(default=2000.0, gt=0, description="of one cell, forward and backward")
+    update_seconds: float = Field(default=0.0, ge=0, description="of one optimizer update, beside what it really takes")
+
+
 class Fleet(Message):
     """A local stack: which cells, which model, where things are kept.
 
@@ -31,6 +38,8 @@ class Fleet(Message):
     context_tokens: int = Field(default=4096, gt=0)
     cells: tuple[CellSpec, ...] = (CellSpec(index=0), CellSpec(index=1), CellSpec(index=2))
     paced: PacedEngine = PacedEngine()
+    trainer: Literal["megatron", "paced"] = Field(default="megatron", description="what trains, in every cell")
+    paced_trainer: PacedTrainer = PacedTrainer()
     database_url: str = Field(default="", description="empty: a SQLite file in the run folder")
     object_store_url: str = Field(default="", description="empty: a folder in the run folder")
     temporal: str = Field(default="dev", pattern="^(dev|environment)$", description="or TEMPORAL_* variables")

@@ -2,9 +2,9 @@
 
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from infra.weights.architecture import Architecture
 from infra.weights.checksum import weights_checksum
@@ -61,20 +61,30 @@ def save_weights(folder: Path, tensors: Mapping[str, "Tensor"], companions_from:
 
     contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     save_file(contiguous, folder / WEIGHTS_FILE, metadata={"format": "pt"})
+    copy_companions(folder, companions_from)
+
+
+def copy_companions(folder: Path, source: Path) -> None:
+    """Config and tokenizer of `source` into the existing `folder`."""
     for name in COMPANIONS:
-        if (companions_from / name).is_file():
-            shutil.copyfile(companions_from / name, folder / name)
+        if (source / name).is_file():
+            shutil.copyfile(source / name, folder / name)
 
 
-def export_folder(target: Path, tensors: Mapping[str, "Tensor"], companions_from: Path) -> None:
-    """Write a model folder and rename it to `target` in one step; an older one is replaced.
+def export_folder(
+    target: Path,
+    tensors: Mapping[str, Any],
+    companions_from: Path,
+    save: Callable[[Path, Mapping[str, Any], Path], None] = save_weights,
+) -> None:
+    """Write a model folder with `save` and rename it to `target` in one step; an older one is replaced.
 
     A reader sees the old folder, none for an instant, or the new one, never a half-written one.
     """
     draft = target.with_name(f".{target.name}.{os.getpid()}")
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir(parents=True)
-    save_weights(draft, tensors, companions_from)
+    save(draft, tensors, companions_from)
     if target.exists():
         shutil.rmtree(target)
     os.rename(draft, target)

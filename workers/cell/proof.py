@@ -8,6 +8,7 @@ from infra.engine.fingerprint import engine_checksums, verify_weights
 from infra.weights.architecture import Architecture
 from infra.weights.checksum import weights_checksum
 from infra.weights.folder import WEIGHTS_FILE, load_weights
+from infra.weights.plain import arrays_checksum, load_arrays
 from workflows.messages.errors import VersionMismatch
 from workflows.messages.scheduling import Weights
 
@@ -29,11 +30,14 @@ class SglangProof:
 
 
 class PacedProof:
-    """The paced engine computes nothing: it reports the sha256 of the weights file it was told to load."""
+    """The paced engine computes nothing: it reports the sha256 of the weights file it was told to load.
+
+    Works without torch: many paced cells fit one machine.
+    """
 
     def verify(self, folder: Path, weights: Weights, reported_total: str, reported: dict[str, str]) -> None:
         """Raises VersionMismatch unless the file's hash is the reported one."""
-        _require(folder, weights_checksum(load_weights(folder)), weights)
+        _require(folder, arrays_checksum(load_arrays(folder)), weights)
         digest = hashlib.sha256((folder / WEIGHTS_FILE).read_bytes()).hexdigest()
         if digest != reported_total:
             raise VersionMismatch(f"the paced engine reports {reported_total[:12]}, its folder holds {digest[:12]}")

@@ -24,7 +24,7 @@ from workflows.messages.errors import InvalidInput
 
 CHECKOUT = Path(__file__).parents[2]
 
-FIXED = ("run", "model", "context_tokens", "cells", "database_url", "object_store_url", "temporal")
+FIXED = ("run", "model", "context_tokens", "cells", "trainer", "database_url", "object_store_url", "temporal")
 """Fleet settings that a run keeps for life; others may change when it goes on."""
 
 _HOST = "127.0.0.1"

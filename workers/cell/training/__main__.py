@@ -7,6 +7,12 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from workers.cell.training.actor import TrainingActor
+    from workers.cell.training.paced import PacedActor
+    from workers.cell.training.settings import ActorSettings
 
 PR_SET_PDEATHSIG = 1
 
@@ -29,6 +35,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--objects", required=True, help="URL of the run's object store")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--keep-checkpoints", type=int, default=3)
+    parser.add_argument("--pace", default="", help="JSON of a PacedTrainer: compute nothing, take that time")
     parser.add_argument("--parent", type=int, default=0, help="pid to die with; 0: do not check")
     return parser.parse_args()
 
@@ -38,18 +45,16 @@ def main() -> None:
     die_with_parent(options.parent)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     # Heavy imports wait until it is certain that there is somebody to work for.
-    import torch
     import uvicorn
 
     from infra.actor.wire import KEY_VARIABLE
     from infra.checkpoints.code_version import code_version
-    from workers.cell.training.actor import ActorSettings, TrainingActor
     from workers.cell.training.server import ActorServer
+    from workers.cell.training.settings import ActorSettings
 
     key = os.environ.pop(KEY_VARIABLE, "")
     if not key:
         sys.exit(f"{KEY_VARIABLE} must hold the key of the control routes")
-    torch.set_num_threads(options.threads)
     settings = ActorSettings(
         cell=options.cell,
         boot_epoch=options.boot_epoch,
@@ -59,8 +64,23 @@ def main() -> None:
         keep_checkpoints=options.keep_checkpoints,
         code_version=code_version(),
     )
-    server = ActorServer(TrainingActor(settings), key)
+    server = ActorServer(_actor(settings, options), key)
     uvicorn.run(server.application(), host="127.0.0.1", port=options.port, log_level="warning", access_log=False)
+
+
+def _actor(settings: "ActorSettings", options: argparse.Namespace) -> "TrainingActor | PacedActor":
+    """The actor that trains, or its double, which does without torch."""
+    if options.pace:
+        from infra.settings.fleet import PacedTrainer
+        from workers.cell.training.paced import PacedActor
+
+        return PacedActor(settings, PacedTrainer.model_validate_json(options.pace))
+    import torch
+
+    from workers.cell.training.actor import TrainingActor
+
+    torch.set_num_threads(options.threads)
+    return TrainingActor(settings)
 
 
 if __name__ == "__main__":

@@ -10,8 +10,6 @@ import logging
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
@@ -23,13 +21,15 @@ from infra.processes.identity import read_stat
 from infra.transfer import TransferEndpoint
 from infra.weights.architecture import Architecture
 from workers.cell.training.accumulator import Accumulator, Entry
-from workers.cell.training.combine import CombinedGradient, check_participants, normalise_and_clip, sum_in_order
+from workers.cell.training.combine import CombinedGradient, normalise_and_clip, sum_in_order
 from workers.cell.training.custody import WeightsCustody
 from workers.cell.training.gradients import GradientBuffer, read_gradients
 from workers.cell.training.loss import LossSettings
 from workers.cell.training.model import build_model
 from workers.cell.training.optimizer import CoreOptimizer
+from workers.cell.training.participants import check_participants
 from workers.cell.training.reference import ReferencePolicies
+from workers.cell.training.settings import ActorSettings
 from workers.cell.training.snapshots import Snapshots
 from workers.cell.training.stream import MicroStepStream, SingleStageStream, target_logprobs
 from workers.cell.training.updates import Updates, micro_steps
@@ -39,19 +39,6 @@ from workflows.messages.errors import Fenced, InvalidInput, Permanent, StillHeld
 from workflows.messages.group import MicroStep
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class ActorSettings:
-    """What an actor is told at its start. `model` is the base model folder; `checkpoints` matters to the core only."""
-
-    cell: int
-    boot_epoch: int
-    model: Path
-    checkpoints: Path
-    objects_url: str
-    keep_checkpoints: int = 3
-    code_version: str = "unknown"
 
 
 class TrainingActor:

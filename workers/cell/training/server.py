@@ -10,7 +10,7 @@ import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 from starlette.applications import Starlette
@@ -19,10 +19,13 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from infra.actor.wire import ROUTES, ErrorBody, body_of, status_of
-from workers.cell.training.actor import TrainingActor
 from workflows.messages.base import Message
 from workflows.messages.errors import GyreError, InvalidInput
 from workflows.messages.training import ActorRequest, RunMicroStep
+
+if TYPE_CHECKING:  # the paced one must not bring torch with it
+    from workers.cell.training.actor import TrainingActor
+    from workers.cell.training.paced import PacedActor
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +36,7 @@ DISCONNECT_POLL_SECONDS = 0.5
 class ActorServer:
     """Maps requests to the actor's methods of the same name."""
 
-    def __init__(self, actor: TrainingActor, key: str) -> None:
+    def __init__(self, actor: "TrainingActor | PacedActor", key: str) -> None:
         self._actor = actor
         self._authorization = f"Bearer {key}".encode()
         self._compute = ThreadPoolExecutor(1, thread_name_prefix="compute")
