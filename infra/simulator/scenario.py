@@ -7,17 +7,15 @@ more or fewer cells, so that variants with different cells are compared on equal
 import json
 import tomllib
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import Field, StringConstraints, ValidationError, model_validator
 
 from workflows.messages.base import Message
 from workflows.messages.errors import InvalidSpec
-from workflows.policy.component import ThroughputSettings
+from workflows.messages.policies import Bounds, PolicyName, ThroughputSettings
 from workflows.policy.staleness import carry_over_for
-from workflows.policy.state import Bounds
 
-PolicyName = Literal["waterlevel", "throughput", "async", "colocate", "lending"]
 Label = Annotated[str, StringConstraints(min_length=1, max_length=60)]
 
 

@@ -65,27 +65,6 @@ class ComponentView(Message):
     strategies: dict[Strategy, float] = Field(default={Strategy.REBOOT: 60.0}, min_length=1)
 
 
-class ThroughputSettings(Message):
-    """Thresholds of the `throughput` policy; ranges are those found good in print.
-
-    A component donates when more than `low_share` of its units stay under `low_utilisation` for `low_seconds`. A plan
-    is carried out when it saves more than `least_gain` of an iteration, plus `caution` times the relative error of the
-    prediction, plus the migration over `horizon_iterations`. It stands on at least `least_windows` measurements of
-    every component since the last move or change of the workload, and is made no sooner than `settle_seconds` after
-    a move.
-    """
-
-    low_utilisation: float = Field(default=0.2, gt=0, lt=1)
-    low_share: float = Field(default=0.8, ge=0, lt=1)
-    low_seconds: float = Field(default=5.0, ge=0)
-    candidates: int = Field(default=8, ge=3, le=10, description="releases considered: 1, 2, ... units")
-    least_gain: float = Field(default=0.05, ge=0)
-    caution: float = Field(default=2.0, ge=0, description="standard errors of the prediction")
-    horizon_iterations: float = Field(default=1.0, gt=0)
-    settle_seconds: float = Field(default=60.0, ge=0)
-    least_windows: int = Field(default=2, ge=1)
-
-
 class Action(Message):
     """One step of a migration, for one component's worker group."""
 

@@ -8,7 +8,7 @@ from workflows.policy import fixed_split, lending, throughput, waterlevel, whole
 from workflows.policy.memory import Memory
 from workflows.policy.safe_mode import SafeMode, explained
 from workflows.policy.starvation import relief
-from workflows.policy.state import Decision, PolicyState, Verdict
+from workflows.policy.state import Decision, PolicyState, Reason, Verdict
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,11 @@ def _waterlevel_end(state: PolicyState, next_dispatch: int) -> tuple[int, ...]:
     """The core alone may stay. `state` is as it was when the last step was committed."""
     if state.cells[0].role is not CellRole.TRAINING:
         return ()
-    after = waterlevel.after_publish(state, state.groups_per_step)
-    stays = waterlevel.core_may_stay(after, next_dispatch).verdict is Verdict.MOVE
-    return (0,) if stays else ()
+    return (0,) if _core_stays(state, next_dispatch).verdict is Verdict.MOVE else ()
+
+
+def _core_stays(state: PolicyState, next_dispatch: int) -> Decision:
+    return waterlevel.core_may_stay(waterlevel.after_publish(state, state.groups_per_step), next_dispatch)
 
 
 POLICIES: dict[str, Policy] = {
@@ -65,3 +67,15 @@ def at_burst_end(name: str, state: PolicyState, next_dispatch: int, mode: SafeMo
     if mode.frozen:
         return fixed_split.at_burst_end(state.model_copy(update={"split": mode.split}), next_dispatch)
     return POLICIES[name].at_burst_end(state, next_dispatch)
+
+
+def why_at_burst_end(name: str, state: PolicyState, next_dispatch: int, mode: SafeMode = _NORMAL) -> tuple[str, str]:
+    """For the ledger: the reason of what `at_burst_end` answers, and in words."""
+    if mode.frozen:
+        return Reason.SAFE_MODE.value, f"{mode.cause}: {mode.detail}"
+    if name == "waterlevel" and state.cells[0].role is CellRole.TRAINING:
+        decision = _core_stays(state, next_dispatch)
+        return decision.reason.value, decision.detail
+    if at_burst_end(name, state, next_dispatch):
+        return Reason.SPLIT.value, f"{name}: the training side goes on training"
+    return Reason.POOL.value, f"{name}: everybody serves between bursts"

@@ -14,18 +14,8 @@ from pydantic import Field
 
 from workflows.messages.base import Message
 from workflows.messages.fleet import CellRole
+from workflows.messages.policies import SafeModeSettings
 from workflows.policy.state import Decision, PolicyState, Reason, Verdict
-
-
-class SafeModeSettings(Message):
-    """When moving is a risk. A move is regretted when it realised less than `regret_share` of its predicted gain."""
-
-    failed_moves: int = Field(default=3, ge=1, description="in a row")
-    regretted_moves: int = Field(default=3, ge=1, description="in a row")
-    regret_share: float = Field(default=0.0, le=1)
-    prediction_error: float = Field(default=0.5, gt=0, le=1, description="mean error, relative to the larger of both")
-    predictions: int = Field(default=5, ge=1, description="how many the mean is over")
-    stale_seconds: float = Field(default=300.0, gt=0)
 
 
 class Cause(StrEnum):

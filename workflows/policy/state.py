@@ -6,8 +6,9 @@ from pydantic import Field
 
 from workflows.messages.base import Message
 from workflows.messages.fleet import CellRole
+from workflows.messages.policies import Bounds, ThroughputSettings
 from workflows.messages.transition import Direction
-from workflows.policy.component import ComponentView, Plan, ThroughputSettings
+from workflows.policy.component import ComponentView, Plan
 
 
 class CellView(Message):
@@ -30,14 +31,6 @@ class BatchView(Message):
 
     batch: str
     needed: int = Field(ge=0)
-
-
-class Bounds(Message):
-    """What the fleet allows, whatever a policy wants. Counts are of eligible cells."""
-
-    min_rollout_cells: int = Field(default=0, ge=0)
-    min_training_cells: int = Field(default=0, ge=0, description="kept by the policies that hold a split")
-    max_training_cells: int | None = Field(default=None, ge=1)
 
 
 class PolicyState(Message):
