@@ -9,7 +9,7 @@ The last two are safetensors too, under names that an engine does not take for w
 count layers over the whole model, so a set that one stage wrote loads into two and back: the layout is the reader's.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,7 @@ from infra.checkpoints.manifest import Checkpoint, Damage
 from infra.weights.architecture import Architecture
 from infra.weights.checksum import weights_checksum
 from infra.weights.folder import WEIGHTS_FILE, load_weights, save_weights
-from infra.weights.names import hf_shapes, merge_stages
+from infra.weights.names import hf_shapes
 from workflows.messages.errors import CheckpointUnusable, InvalidInput
 
 if TYPE_CHECKING:
@@ -53,18 +53,6 @@ def load_random(checkpoint: Checkpoint) -> dict[str, "Tensor"]:
     return _load(checkpoint, RANDOM_FILE)
 
 
-def merge_moments(arch: Architecture, parts: Iterable[Mapping[str, "Tensor"]]) -> dict[str, "Tensor"]:
-    """The whole model's moments from those of its stages. Raises InvalidInput as `merge_stages` does."""
-    parts = list(parts)
-    if not any(parts):
-        return {}
-    return {
-        f"{moment}/{name}": tensor
-        for moment in MOMENTS
-        for name, tensor in merge_stages(arch, (_of_moment(part, moment) for part in parts)).items()
-    }
-
-
 def contents_damage(checkpoint: Checkpoint) -> tuple[Damage, ...]:
     """What in the files does not agree with the manifest, though the bytes are those that were written."""
     found: list[Damage] = []
@@ -84,11 +72,6 @@ def contents_damage(checkpoint: Checkpoint) -> tuple[Damage, ...]:
     if RANDOM_FILE not in checkpoint.files:
         found.append(Damage(file=RANDOM_FILE, fault="is missing"))
     return tuple(found)
-
-
-def _of_moment(part: Mapping[str, "Tensor"], moment: str) -> dict[str, "Tensor"]:
-    prefix = f"{moment}/"
-    return {name.removeprefix(prefix): tensor for name, tensor in part.items() if name.startswith(prefix)}
 
 
 def _load(checkpoint: Checkpoint, name: str) -> dict[str, "Tensor"]:

@@ -1,14 +1,12 @@
 """What a checkpoint of the core holds, and how it gets back into the model.
 
 The files and their layout are `infra.checkpoints.contents`; here they meet the model, the optimizer and the generators.
-A model that is one stage of several takes its own part of what it is given.
+Where several stages compute, the model is the whole that the first of them keeps.
 """
 
-from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from infra.checkpoints import Checkpoint, CheckpointMeta, CheckpointStore
 from infra.checkpoints.contents import load_moments, load_random, write_contents
@@ -24,20 +22,8 @@ def save_checkpoint(
     store: CheckpointStore, meta: CheckpointMeta, model: PolicyModel, optimizer: CoreOptimizer, companions_from: Path
 ) -> Checkpoint:
     """Write the core's whole state as one durable checkpoint."""
-    return save_state(store, meta, model.hf_weights(), optimizer.state(), companions_from)
-
-
-def save_state(
-    store: CheckpointStore,
-    meta: CheckpointMeta,
-    weights: Mapping[str, Tensor],
-    moments: Mapping[str, Tensor],
-    companions_from: Path,
-) -> Checkpoint:
-    """The same from a whole model's tensors, for several stages: `merge_stages` and `merge_moments` make them."""
-    return store.write(
-        meta, lambda folder: write_contents(folder, weights, moments, random_state.capture(), companions_from)
-    )
+    weights, moments, random = model.hf_weights(), optimizer.state(), random_state.capture()
+    return store.write(meta, lambda folder: write_contents(folder, weights, moments, random, companions_from))
 
 
 def load_checkpoint(checkpoint: Checkpoint, model: PolicyModel, optimizer: CoreOptimizer | None) -> str:
