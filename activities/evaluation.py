@@ -9,6 +9,7 @@ the agent left it; the first result is on record and never computed again.
 import asyncio
 import logging
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from temporalio import activity
 
 from activities.heartbeats import Heartbeat
 from activities.rewards import read_reward
+from activities.slots import Gate
 from infra.processes.capture import plain_text
 from infra.processes.job import Job, Result
 from infra.processes.launch import Runners, end_marked
@@ -39,7 +41,9 @@ class EvaluationActivities:
         workspaces: Path,
         runners: Runners,
         load: Callable[[Path], Task] = load_task,
+        gate: Gate | None = None,
     ) -> None:
+        self._gate = gate or Gate()
         self._records, self._workspaces, self._runners, self._load = records, workspaces, runners, load
 
     @activity.defn(name="evaluate_workspace")
@@ -53,8 +57,12 @@ class EvaluationActivities:
         if row is not None and row.evaluation is not None:
             return row.evaluation
         folder = ExecutionFolder.of(self._workspaces, spec)
-        evaluation = await self._evaluate(spec, folder)
-        return await asyncio.to_thread(self._records.score, execution, evaluation)
+        async with self._gate():
+            begun = time.monotonic()
+            evaluation = await self._evaluate(spec, folder)
+            seconds = time.monotonic() - begun
+        scored = await asyncio.to_thread(self._records.score, execution, evaluation)
+        return scored.model_copy(update={"seconds": seconds})
 
     async def _evaluate(self, spec: ExecutionSpec, folder: ExecutionFolder) -> Evaluation:
         if not folder.app.is_dir() and not folder.pristine.is_dir():

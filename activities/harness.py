@@ -16,6 +16,7 @@ from temporalio import activity
 
 from activities.endings import harness_run, without_secret
 from activities.heartbeats import Heartbeat
+from activities.slots import Gate
 from harness_adapters.protocol import HarnessAdapter, HarnessOutcome, LaunchContext
 from harness_adapters.registry import adapter_named
 from infra.processes.isolation import OPEN, Isolation
@@ -91,8 +92,8 @@ class HarnessHost:
 class HarnessActivities:
     """`prepare_workspace` and `finish_execution` belong on the harness queue, `run_harness` on the watch queue."""
 
-    def __init__(self, host: HarnessHost) -> None:
-        self._host = host
+    def __init__(self, host: HarnessHost, gate: Gate | None = None) -> None:
+        self._host, self._gate = host, gate or Gate()
 
     @activity.defn(name="prepare_workspace")
     async def prepare_workspace(self, spec: ExecutionSpec) -> PreparedWorkspace:
@@ -143,7 +144,8 @@ class HarnessActivities:
 
         Raises Fenced when the execution was never prepared or is closed, StillHeld if its processes cannot be ended.
         """
-        return await self.run(spec, Heartbeat())
+        async with self._gate():
+            return await self.run(spec, Heartbeat())
 
     async def run(self, spec: ExecutionSpec, beat: Beat) -> HarnessRun:
         """`run_harness` outside an activity."""

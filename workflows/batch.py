@@ -47,6 +47,7 @@ class BatchState(Message):
     members: tuple[Member, ...] = ()
     joined: tuple[Member, ...] = ()
     assigned: tuple[str, ...] = ()
+    busy_seconds: float = Field(default=0.0, description="cells computed micro-steps, all of them together")
 
 
 class _CoreLost(Exception):
@@ -65,6 +66,7 @@ class TrainingBatch(Participants):
         self.groups = list(state.groups)
         self.packed = state.packed
         self.assigned = list(state.assigned)
+        self.busy_seconds = state.busy_seconds
         self.tasks: set[asyncio.Task[None]] = set()
         self.packing: asyncio.Task[None] | None = None
         self.failed_combines = self.windows = 0
@@ -143,6 +145,8 @@ class TrainingBatch(Participants):
         return not (self.tasks or self.joining or self.packing) and workflow.all_handlers_finished()
 
     def _may_emit(self) -> bool:
+        if not self.spec.spec.policy.streaming and self.packed < self.spec.spec.groups_per_step:
+            return False  # nothing is trained before the batch is complete
         room = 0 if self.closing else len(self.joined) * self.spec.spec.policy.in_flight_depth
         return bool(self.stream.pending) and len(self.stream.running) < room
 
@@ -216,6 +220,8 @@ class TrainingBatch(Participants):
                 await self._park(steps.RUN_MICRO_STEP.name, f"micro-step {step.index}: {failure_text(error)}")
             self.stream.put_back(step.index)
             return
+        seconds = done.metrics.get("seconds")
+        self.busy_seconds += seconds if isinstance(seconds, float) else 0.0
         member = self.joined.get(done.accepted.cell)
         if member is not None and member.boot_epoch == done.accepted.boot_epoch:
             self.stream.accept(done.accepted)
@@ -299,7 +305,7 @@ class TrainingBatch(Participants):
         commit = commit_of(self.spec, self.groups, self.stream, update)
         await self.parked_call(steps.COMMIT_BATCH, commit, queue=self.control)
         await asyncio.gather(*(self._release(self.joined[cell], discard=False) for cell in sorted(self.joined)))
-        closed = BatchClosed(batch=self.batch, weights=commit.after)
+        closed = BatchClosed(batch=self.batch, weights=commit.after, busy_seconds=self.busy_seconds)
         await self._scheduler().signal("batch_closed", closed)
         await workflow.wait_condition(workflow.all_handlers_finished)
         self.enter_phase("COMMITTED")
@@ -322,6 +328,7 @@ class TrainingBatch(Participants):
             members=tuple(self.members[cell] for cell in sorted(self.members)),
             joined=tuple(self.joined[cell] for cell in sorted(self.joined)),
             assigned=tuple(self.assigned),
+            busy_seconds=self.busy_seconds,
         )
 
     def _scheduler(self) -> "workflow.ExternalWorkflowHandle[None]":

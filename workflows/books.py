@@ -15,15 +15,19 @@ from workflows.accounts import Accounts, AccountsState
 from workflows.cell_table import CellEntry, CellTable
 from workflows.messages import ids
 from workflows.messages.base import Message
-from workflows.messages.burst import BurstSpec, PolicySettings
+from workflows.messages.burst import BurstSpec, Purpose
 from workflows.messages.control import LedgerEntry
 from workflows.messages.execution import ExecutionClosed
 from workflows.messages.fleet import CellRole
+from workflows.messages.policies import PolicySettings
 from workflows.messages.scheduling import EndBurst, OpenBatch, OpenBurst, RunSpec, Weights
-from workflows.messages.transition import Direction, MoveCell
+from workflows.messages.transition import Direction
 from workflows.parking import Parking, StepAborted, StepSkipped, call, failure_text
-from workflows.policy.state import BatchView, Hold, PolicyState
+from workflows.policy.memory import Memory
+from workflows.policy.safe_mode import SafeMode
+from workflows.policy.state import BatchView, Decision, PolicyState
 from workflows.steps import Step
+from workflows.telemetry import Telemetry
 
 
 class OpenBatchState(Message):
@@ -32,6 +36,46 @@ class OpenBatchState(Message):
     request: OpenBatch
     sent: tuple[str, ...] = ()
     assigned: tuple[str, ...] = ()
+
+
+class CellMove(Message):
+    """A cell on its way: which move it was asked to make, in which of its boots."""
+
+    cell: int
+    move: str
+    boot_epoch: int
+
+
+class PendingMove(Message):
+    """A decision that is being carried out: `cells` have not arrived yet. `token`: its entry in the ledger.
+
+    `gain_seconds`: of one iteration, as predicted; `before_seconds`: what an iteration took until then.
+    """
+
+    token: str
+    direction: Direction
+    cells: tuple[CellMove, ...]
+    started_at: float
+    failed: bool = False
+    gain_seconds: float | None = None
+    before_seconds: float | None = None
+
+
+class Judgement(Message):
+    """A move that is done and has promised something: judged when the next whole iteration is over."""
+
+    token: str
+    gain_seconds: float
+    before_seconds: float
+    whole: bool = Field(default=False, description="the iteration in which it moved is over")
+
+
+class Slots(Message):
+    """Processor slots as they are shared out; `change` counts."""
+
+    harness: int
+    evaluator: int
+    change: int = 0
 
 
 class SchedulerState(Message):
@@ -51,12 +95,17 @@ class SchedulerState(Message):
     waiting: tuple[OpenBurst, ...] = ()
     batch: OpenBatchState | None = None
     positions: dict[str, int] = {}
-    hold: Hold | None = None
+    memory: Memory = Memory()
+    mode: SafeMode = SafeMode()
+    telemetry: Telemetry = Telemetry()
+    pending: tuple[PendingMove, ...] = ()
+    judging: tuple[Judgement, ...] = ()
+    slots: Slots | None = None
     moves: int = 0
     entries: int = 0
     cooldown_until: float = 0.0
     next_sweep: float = 0.0
-    staying: bool = False
+    staying: tuple[int, ...] = Field(default=(), description="cells that train on after the last burst")
     stay_until: float = 0.0
     refilled: int = Field(default=0, description="groups of this burst that were replaced")
 
@@ -76,7 +125,9 @@ class Books(Parking):
         self.waiting = list(state.waiting)
         self.batch: OpenBatchState | None = state.batch
         self.positions = dict(state.positions)
-        self.hold, self.staying, self.stay_until = state.hold, state.staying, state.stay_until
+        self.memory, self.mode, self.telemetry = state.memory, state.mode, state.telemetry
+        self.pending, self.judging, self.slots = list(state.pending), list(state.judging), state.slots
+        self.staying, self.stay_until = state.staying, state.stay_until
         self.moves, self.entries = state.moves, state.entries
         self.cooldown_until, self.next_sweep = state.cooldown_until, state.next_sweep
         self.control = ids.control_queue(self.run_name)
@@ -85,11 +136,15 @@ class Books(Parking):
         self.jobs: set[asyncio.Task[None]] = set()
         self.broken: BaseException | None = None
         self.opening: OpenBurst | None = None
-        self.cancelled_while_opening = self.admitting = self.sweeping = self.writing = False
+        self.cancelled_while_opening = self.admitting = self.sweeping = self.writing = self.measuring = False
+        self.next_sample = 0.0
         self.dirty = True
         self.roll_asked: float | None = None
 
-    def _note(self, kind: str, cell: int | None, reasons: tuple[str, ...], state: PolicyState | None = None) -> None:
+    def _note(
+        self, kind: str, cell: int | None, reasons: tuple[str, ...], state: PolicyState | None = None, **more: Any
+    ) -> str:
+        """An entry for the ledger; returns its token. `more`: other fields of the entry."""
         self.entries += 1
         entry = LedgerEntry(
             run=self.run_name,
@@ -97,11 +152,30 @@ class Books(Parking):
             kind=kind,
             cell=cell,
             reasons=reasons,
-            state=(state or self._policy_state()).model_dump(mode="json"),
+            state=(state or self._policy_state()).model_dump(mode="json", exclude={"throughput"}),
             token=f"{self.run_name}/{self.entries}",
+            **more,
         )
         self.ledger.append(entry)
         self.dirty = True
+        return entry.token
+
+    def _note_decision(self, kind: str, decision: Decision, state: PolicyState) -> str:
+        """The entry of what a policy decided or refused, with what it predicted."""
+        plan = decision.plan
+        return self._note(
+            kind,
+            decision.cell,
+            (decision.reason.value, decision.detail),
+            state,
+            policy=self._policy().name,
+            direction=decision.direction,
+            together=decision.together,
+            bottleneck=decision.bottleneck,
+            expected_gain_seconds=decision.expected_gain_seconds,
+            iteration_seconds=plan.seconds_before if plan else None,
+            migration_seconds=plan.migration_seconds if plan else None,
+        )
 
     def _tell(self, burst: str, signal: str, message: Message) -> None:
         self._signal(ids.burst_id(self.run_name, burst), signal, message)
@@ -136,34 +210,11 @@ class Books(Parking):
         self.dirty = True
 
     def _close(self, closed: ExecutionClosed) -> None:
-        if not self.accounts.close(closed):
+        if self.accounts.close(closed):
+            self.telemetry = self.telemetry.closed(closed)
+        else:
             workflow.logger.info("ignored report of %s: not running here", closed.execution)
         self.dirty = True
-
-    def _move(self, cell: int, direction: Direction, role: CellRole) -> None:
-        """Ask a cell to change; its capacity is gone from now on."""
-        peers = self.cells.peers(cell, self.weights.version) if direction is Direction.TO_TRAINING else {}
-        self.cells.set_role(cell, role)
-        self.moves += 1
-        move = MoveCell(
-            move=f"{self.run_name}/{self.moves}",
-            boot_epoch=self.cells.entries[cell].boot_epoch,
-            direction=direction,
-            weights=self.weights,
-            peers=peers,
-            kv_handoff=self.spec.kv_handoff,
-            publish="recompute" if self.burst is None else self.burst.publish,
-        )
-        self._spawn(self._send_move(cell, move), f"move cell {cell}")
-
-    async def _send_move(self, cell: int, move: MoveCell) -> None:
-        handle = workflow.get_external_workflow_handle(ids.cell_workflow_id(self.run_name, cell))
-        try:
-            await handle.signal("move", move)
-        except ApplicationError as error:
-            # Its workflow is gone. It is nobody's to wait for until it is started anew and reports.
-            self.cells.set_role(cell, CellRole.LOST)
-            self._note("alarm", cell, (f"lost: {failure_text(error)}",))
 
     async def _control(self, step: Step[Any, Any], argument: Message) -> None:
         """A step on the control queue, retried until it works."""
@@ -176,23 +227,51 @@ class Books(Parking):
         counters = {"dispatched": books.dispatched, "launched": books.launched, "finished": books.finished}
         return {**counters, **{f"position/{key}": value for key, value in sorted(self.positions.items())}}
 
+    def _policy(self) -> PolicySettings:
+        """The settings that count now: those of the open batch, of the burst, the defaults."""
+        if self.batch is not None:
+            return self.batch.request.policy
+        return self.burst.policy if self.burst is not None else PolicySettings()
+
     def _policy_state(self) -> PolicyState:
-        batch, burst = self.batch, self.burst
-        settings = batch.request.policy if batch else burst.policy if burst else PolicySettings()
-        needed = batch.request.groups - len(set(batch.assigned)) if batch else 0
+        batch, burst, settings = self.batch, self.burst, self._policy()
+        needed = max(0, batch.request.groups - len(set(batch.assigned))) if batch else 0
+        cells = self.cells.views(self.weights.version)
+        whole = settings.shuffle or settings.name == "colocate" or (len(cells) == 1 and settings.name != "waterlevel")
+        slots = self._slots()
+        measured = settings.name == "throughput" and burst is not None and burst.purpose is Purpose.TRAIN
         return PolicyState(
             now=workflow.time(),
             dispatched=self.accounts.dispatched,
             launched=self.accounts.launched,
             finished=self.accounts.finished,
-            cells=self.cells.views(self.weights.version),
+            cells=cells,
             ready_unassigned=self.accounts.ready_unassigned,
-            batch=BatchView(batch=batch.request.batch, needed=max(0, needed)) if batch else None,
+            batch=BatchView(batch=batch.request.batch, needed=needed) if batch else None,
             groups_per_step=burst.groups_per_step if burst else 0,
             supply_fraction=settings.supply_fraction,
             hold_seconds=settings.hold_seconds,
             move_under_way=bool(self.cells.in_role(CellRole.TO_TRAINING)) or workflow.time() < self.cooldown_until,
+            streaming=settings.streaming,
+            burst_needed=needed + batch.request.later_groups if batch and whole else None,
+            split=settings.split or max(1, len(cells) // 2),
+            bounds=settings.bounds.within(self.spec.bounds),
+            components=self.telemetry.components(
+                cells,
+                running=self.accounts.running,
+                groups=burst.groups_per_step,
+                executions_per_group=burst.executions_per_group,
+                harness_slots=slots.harness,
+                evaluator_slots=slots.evaluator,
+            )
+            if measured and burst is not None
+            else (),
+            throughput=settings.throughput,
         )
+
+    def _slots(self) -> Slots:
+        """Processor slots as they are shared out now; 0: not the Scheduler's to share out."""
+        return self.slots or Slots(harness=self.spec.harness_slots, evaluator=self.spec.evaluator_slots)
 
     def _carry(self) -> SchedulerState:
         return SchedulerState(
@@ -209,7 +288,12 @@ class Books(Parking):
             waiting=tuple(self.waiting),
             batch=self.batch,
             positions=self.positions,
-            hold=self.hold,
+            memory=self.memory,
+            mode=self.mode,
+            telemetry=self.telemetry,
+            pending=tuple(self.pending),
+            judging=tuple(self.judging),
+            slots=self.slots,
             moves=self.moves,
             entries=self.entries,
             cooldown_until=self.cooldown_until,

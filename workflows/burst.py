@@ -129,11 +129,15 @@ class Burst:
         stop_if_cancelled()
         await workflow.wait_condition(lambda: self.published is not None)
         rewards = [report.mean_reward for report in reports if report.mean_reward is not None]
+        ages = [(report.groups, report.mean_staleness) for report in reports if report.mean_staleness is not None]
+        groups = sum(count for count, _ in ages)
         return BurstReport(
             run=self.spec.run,
             burst=self.spec.name,
             purpose=self.spec.purpose,
             version=weights.version,
+            mean_staleness=sum(count * age for count, age in ages) / groups if groups else None,
+            expected_staleness=self.spec.expected_staleness,
             steps=tuple(reports),
             executions=opened.groups * self.spec.executions_per_group,
             executions_valid=sum(report.executions_valid for report in reports),

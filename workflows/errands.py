@@ -12,8 +12,18 @@ from workflows import steps
 from workflows.books import Books
 from workflows.messages import ids
 from workflows.messages.burst import BurstSpec, Purpose
-from workflows.messages.control import CancelExecutions, ExecutionFate, LaunchExecutions, RecordLedger, SweepRoster
+from workflows.messages.control import (
+    CancelExecutions,
+    ExecutionFate,
+    LaunchExecutions,
+    MeasurePipeline,
+    RecordLedger,
+    ShareSlots,
+    SlotsInUse,
+    SweepRoster,
+)
 from workflows.messages.execution import ExecutionSpec
+from workflows.messages.fleet import CellRole
 from workflows.messages.group import AdmitGroup, AdmittedGroup, NoSignal
 from workflows.messages.scheduling import BurstDrained, BurstOpened, BurstRefused, OpenBurst
 from workflows.messages.tasks import SelectedTasks, SelectTasks
@@ -48,8 +58,9 @@ class Errands(Books):
             self._tell(spec.name, "burst_refused", BurstRefused(burst=spec.name, reason=failure_text(error)))
             return
         executions = self._dispatch(spec, drawn)
+        order = ("shuffled over its steps",) if train and spec.policy.shuffle else ()
         self.burst, self.burst_run, self.refilled = spec, request.run_id, 0
-        self._note("dispatch", None, (f"{spec.name}: {len(drawn.tasks)} groups, {executions} executions",))
+        self._note("dispatch", None, (f"{spec.name}: {len(drawn.tasks)} groups, {executions} executions", *order))
         opened = BurstOpened(
             burst=spec.name,
             weights=self.weights,
@@ -74,7 +85,9 @@ class Errands(Books):
     def _dispatch(self, spec: BurstSpec, drawn: SelectedTasks) -> int:
         if spec.purpose is Purpose.TRAIN:
             self.positions[_tasks_of(spec)] = drawn.position
-        return self.accounts.dispatch(spec, drawn.tasks, self.weights.version)
+        executions = self.accounts.dispatch(spec, drawn.tasks, self.weights.version)
+        self.telemetry = self.telemetry.level(self.accounts.waterlevel)
+        return executions
 
     async def _launch_chunk(self, chunk: tuple[ExecutionSpec, ...]) -> None:
         await self._control(steps.LAUNCH_EXECUTIONS, LaunchExecutions(executions=chunk))
@@ -203,6 +216,25 @@ class Errands(Books):
             self.accounts.assigned -= set(self.batch.sent)
             self.batch = None
         self.dirty = True
+
+    async def _measure(self) -> None:
+        """Look at the pipeline. While this hangs, what is known grows old, and safe mode watches its age."""
+        since = workflow.time() - self._policy().throughput.sample_seconds
+        training = self.cells.in_role(CellRole.TRAINING)
+        try:
+            request = MeasurePipeline(run=self.run_name, since=since, cells=training)
+            sample = await call(steps.MEASURE_PIPELINE, request, queue=self.control)
+            self.telemetry = self.telemetry.sampled(sample, await self._share_slots())
+        finally:
+            self.measuring = False
+
+    async def _share_slots(self) -> SlotsInUse | None:
+        """Tell the harness host how processor slots are shared out now; a host that restarted hears it anew."""
+        slots = self._slots()
+        if not (slots.harness and slots.evaluator):
+            return None
+        share = ShareSlots(run=self.run_name, change=slots.change, harness=slots.harness, evaluator=slots.evaluator)
+        return await call(steps.SHARE_SLOTS, share, queue=ids.harness_queue(self.run_name))
 
     async def _write_ledger(self) -> None:
         try:

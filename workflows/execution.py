@@ -152,6 +152,8 @@ class AgentExecution(Parking):
             target_tokens=self.target_tokens,
             model_calls=self.run_result.model_calls,
             seconds=seconds,
+            harness_seconds=self.run_result.seconds,
+            evaluator_seconds=self.evaluation.seconds,
         )
         scheduler = workflow.get_external_workflow_handle(ids.scheduler_id(self.spec.run))
         await scheduler.signal("execution_closed", closed)

@@ -3,10 +3,21 @@
 from collections.abc import Sequence
 
 from workflows.messages.fleet import CellRole
+from workflows.policy.safe_mode import SafeMode
 from workflows.policy.state import CellView, PolicyState
 
+_NORMAL = SafeMode()
 
-def overview(state: PolicyState, *, version: int, burst: str | None, waiting: Sequence[str], ready: int) -> str:
+
+def overview(
+    state: PolicyState,
+    *,
+    version: int,
+    burst: str | None,
+    waiting: Sequence[str],
+    ready: int,
+    mode: SafeMode = _NORMAL,
+) -> str:
     """A Markdown table. `version`: the published one; `ready`: groups admitted and not consumed."""
     running, queued = state.launched - state.finished, state.dispatched - state.launched
     rows = {
@@ -17,6 +28,8 @@ def overview(state: PolicyState, *, version: int, burst: str | None, waiting: Se
         "published version": str(version),
         "executions": f"{state.dispatched} dispatched, {state.launched} launched, {state.finished} finished",
     }
+    if mode.frozen:
+        rows["safe mode"] = f"{mode.cause}: {mode.detail}; {mode.split} cells train until `leave_safe_mode`"
     return "\n".join(["| | |", "|---|---|", *(f"| {name} | {text} |" for name, text in rows.items())])
 
 

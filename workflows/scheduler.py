@@ -5,16 +5,20 @@ Every decision is a pure function of the books (`workflows.accounts`, `workflows
 them; side effects run as jobs beside it, so that nothing here ever waits for an activity while an event waits.
 """
 
+import hashlib
+
 from temporalio import workflow
+from temporalio.exceptions import ApplicationError
 
 from workflows import steps
+from workflows.allocation import COOLDOWN_SECONDS, Allocation
 from workflows.books import OpenBatchState, SchedulerState
-from workflows.errands import Errands
 from workflows.messages import ids
 from workflows.messages.burst import BurstSpec, Purpose
 from workflows.messages.control import RecordPublished
 from workflows.messages.execution import ExecutionClosed
 from workflows.messages.fleet import CellReport, CellRole
+from workflows.messages.group import AdmittedGroup
 from workflows.messages.scheduling import (
     BatchAbandoned,
     BatchClosed,
@@ -31,21 +35,17 @@ from workflows.messages.scheduling import (
 )
 from workflows.messages.transition import Direction
 from workflows.overview import overview
-from workflows.policy.dispatch import launchable, top_up
-from workflows.policy.state import Decision, PolicyState, Verdict
-from workflows.policy.waterlevel import after_publish, core_may_stay, decide
+from workflows.policy.dispatch import launchable
+from workflows.policy.safe_mode import after_operator
+from workflows.policy.state import PolicyState
 
 LAUNCH_CHUNK = 32
-COOLDOWN_SECONDS = 15.0
-"""After a rolled-back move, before the next one is tried."""
-STAY_SECONDS = 60.0
-"""How long a core that stayed for the next burst waits for it."""
 ROLL_SECONDS, ROLL_PAUSE_SECONDS = 30.0, 120.0
 """To roll over, new jobs are held back until the running ones are done, that long at most; then not for a while."""
 
 
 @workflow.defn
-class Scheduler(Errands):
+class Scheduler(Allocation):
     """The run's scheduler."""
 
     @workflow.init
@@ -66,6 +66,8 @@ class Scheduler(Errands):
         if runs or (self.accounts.knows(name) and request.spec.purpose is Purpose.TRAIN):
             reason = f"name: a burst {name!r} has been in this run before; choose another name"
             self._tell(name, "burst_refused", BurstRefused(burst=name, reason=reason))
+        elif misfit := request.spec.policy.misfit(len(self.cells.entries)):
+            self._tell(name, "burst_refused", BurstRefused(burst=name, reason=misfit))
         else:
             self.waiting.append(request)
         self.dirty = True
@@ -102,6 +104,7 @@ class Scheduler(Errands):
             self.committed = message.weights
         if self.batch is not None and self.batch.request.batch == message.batch:
             self.accounts.consume(self.batch.sent)
+            self._iterated(len(self.batch.sent), message.busy_seconds)
             self.batch = None
         self.dirty = True
 
@@ -129,6 +132,7 @@ class Scheduler(Errands):
         if before is None:
             workflow.logger.info("ignored report of cell %d, boot %d", report.cell, report.boot_epoch)
             return
+        self._arrived(report)
         if before.role is CellRole.TRAINING and (
             report.role is not CellRole.TRAINING or report.boot_epoch != before.boot_epoch
         ):
@@ -145,6 +149,35 @@ class Scheduler(Errands):
             kind = "alarm" if report.role is CellRole.PARKED else "cell"
             self._note(kind, report.cell, (f"{report.role.value}: {report.reason}",))
         self.dirty = True
+
+    @workflow.update
+    async def enter_safe_mode(self, reason: str) -> str:
+        """Freeze the last valid allocation; training goes on."""
+        self._enter(after_operator(self.mode, freeze=True, detail=reason[:200], now=workflow.time()))
+        self.dirty = True
+        return f"safe mode: {self.mode.split} cells train from now on"
+
+    @enter_safe_mode.validator
+    def _may_enter(self, reason: str) -> None:
+        if self.mode.frozen:
+            raise _refusal(f"in safe mode already ({self.mode.cause}: {self.mode.detail})")
+        if not reason.strip():
+            raise _refusal("reason: say why; it goes to the ledger")
+
+    @workflow.update
+    async def leave_safe_mode(self, reason: str) -> str:
+        """Let the policy decide again; what led into safe mode is forgotten."""
+        was = f"{self.mode.cause}: {self.mode.detail}"
+        self.mode = after_operator(self.mode, freeze=False, detail=reason, now=workflow.time())
+        self._note("safe_mode", None, ("left", f"operator: {reason[:200]}; it was {was}"))
+        return f"the policy decides again; it was {was}"
+
+    @leave_safe_mode.validator
+    def _may_leave(self, reason: str) -> None:
+        if not self.mode.frozen:
+            raise _refusal("not in safe mode")
+        if not reason.strip():
+            raise _refusal("reason: say why; it goes to the ledger")
 
     @workflow.query
     def state(self) -> SchedulerState:
@@ -190,6 +223,8 @@ class Scheduler(Errands):
 
     def _act(self) -> float | None:
         """Do everything the books allow now; returns seconds after which time alone may change it."""
+        capacity = self.cells.capacity(self.weights.version)
+        self.telemetry = self.telemetry.looked(workflow.time(), self.accounts.running, capacity)
         if self.ledger and not self.writing:
             self.writing = True
             self._spawn(self._write_ledger(), "write the ledger")
@@ -217,7 +252,8 @@ class Scheduler(Errands):
         names = [request.spec.name for request in self.waiting]
         burst = self.burst.name if self.burst is not None else None
         ready, version = len(self.accounts.ready), self.weights.version
-        self.show(overview(self._policy_state(), version=version, burst=burst, waiting=names, ready=ready))
+        state, mode = self._policy_state(), self.mode
+        self.show(overview(state, version=version, burst=burst, waiting=names, ready=ready, mode=mode))
 
     def _launch(self) -> None:
         capacity = self.cells.capacity(self.weights.version)
@@ -225,72 +261,6 @@ class Scheduler(Errands):
         taken = self.accounts.launch(count, workflow.time())
         for start in range(0, len(taken), LAUNCH_CHUNK):
             self._spawn(self._launch_chunk(tuple(taken[start : start + LAUNCH_CHUNK])), "launch executions")
-
-    def _decide(self) -> float | None:
-        burst = self.burst
-        if burst is None or burst.purpose is not Purpose.TRAIN or self.ending or self._given_up() == burst.name:
-            self.hold = None
-            return None
-        state = self._policy_state()
-        decision, self.hold = decide(state, self.hold)
-        self._explain(decision, state)
-        if decision.verdict is Verdict.MOVE and decision.cell is not None:
-            self._move(decision.cell, Direction.TO_TRAINING, CellRole.TO_TRAINING)
-            return None
-        cooldown = self.cooldown_until - workflow.time()
-        return decision.recheck_seconds or (cooldown if cooldown > 0 else None)
-
-    def _explain(self, decision: Decision, state: PolicyState) -> None:
-        """To the ledger: every move, and every refusal whose reason has changed."""
-        key = f"{decision.verdict}/{decision.cell}/{decision.reason}"
-        if decision.verdict is Verdict.MOVE or key != self.told:
-            self._note(decision.verdict.value, decision.cell, (decision.reason.value, decision.detail), state)
-        self.told = key
-
-    # --- cells
-
-    def _send_idle_home(self) -> None:
-        """Without a training burst nobody trains: a cell that got there late, or stayed for nothing, returns."""
-        if self.opening is not None or (self.burst is not None and self.burst.purpose is Purpose.TRAIN):
-            return
-        waits = self.staying and workflow.time() < self.stay_until
-        for cell in self.cells.in_role(CellRole.TRAINING):
-            if not (cell == 0 and waits):
-                self._note("return", cell, ("no training burst is open",))
-                self._move(cell, Direction.TO_ROLLOUT, CellRole.TO_ROLLOUT)
-
-    def _publish(self, ending: EndBurst) -> None:
-        """Adopt the burst's version; satellites return, serving cells load it, the core stays if it may."""
-        changed = ending.weights.version != self.weights.version
-        self.weights, self.committed = ending.weights, None
-        self._note("publish", None, (f"version {self.weights.version}", "changed" if changed else "unchanged"))
-        cells = sorted(self.cells.entries.items())
-        self.staying, self.stay_until = self._core_stays(), workflow.time() + STAY_SECONDS
-        for cell, entry in cells:
-            if entry.role is CellRole.TRAINING:
-                self._return(cell, "burst ended")
-            elif changed:
-                self._move(cell, Direction.PUBLISH, entry.role)
-
-    def _core_stays(self) -> bool:
-        """Whether the core stays in training for the burst that follows; if not, it is sent back with the reason."""
-        burst = self.burst
-        if burst is None or not burst.follows or self.burst_cancelled or self.cells.role(0) is not CellRole.TRAINING:
-            return False
-        groups = top_up(burst.quota, self.accounts.outstanding())
-        state = after_publish(self._policy_state(), burst.groups_per_step)
-        decision = core_may_stay(state, groups * burst.executions_per_group)
-        stays = decision.verdict is Verdict.MOVE
-        self._note("stay" if stays else "return", 0, (decision.reason.value, decision.detail), state)
-        if not stays:
-            self._move(0, Direction.TO_ROLLOUT, CellRole.TO_ROLLOUT)
-        return stays
-
-    def _return(self, cell: int, reason: str) -> None:
-        """Send a cell in training back to rollout, unless it is the core and stays (or is on its way already)."""
-        if self.cells.role(cell) is CellRole.TRAINING and not (cell == 0 and self.staying):
-            self._note("return", cell, (reason,))
-            self._move(cell, Direction.TO_ROLLOUT, CellRole.TO_ROLLOUT)
 
     def _end_if_over(self) -> None:
         """A burst that ends: publish once, then wait until no cell is on its way any more."""
@@ -346,15 +316,36 @@ class Scheduler(Errands):
 
     def _feed_batch(self) -> None:
         """Send the open batch its next groups, in order of admission."""
-        batch = self.batch
+        batch, given_up = self.batch, self._given_up()
         if batch is None:
             return
-        given_up = self._given_up()
-        for group in self.accounts.ready:
-            if group.burst == given_up:
-                continue
-            name = ids.group_id(group.burst, group.group)
-            if len(batch.sent) < batch.request.groups and name not in batch.sent:
-                batch = batch.model_copy(update={"sent": (*batch.sent, name)})
-                self._tell_batch("group_ready", group)
+        room = batch.request.groups - len(batch.sent)
+        waiting = [
+            group
+            for group in self.accounts.ready
+            if group.burst != given_up and ids.group_id(group.burst, group.group) not in batch.sent
+        ]
+        if not batch.request.policy.streaming and not batch.sent:
+            waiting = self._whole_batch(batch.request, waiting)
+        for group in waiting[:room]:
+            batch = batch.model_copy(update={"sent": (*batch.sent, ids.group_id(group.burst, group.group))})
+            self._tell_batch("group_ready", group)
         self.batch = batch
+
+    def _whole_batch(self, request: OpenBatch, ready: list[AdmittedGroup]) -> list[AdmittedGroup]:
+        """Without streaming: the groups of the batch once all are there and no cell is on its way to it; shuffled, a
+        random part of what the rest of the burst needs, once all of that is there."""
+        wanted = request.groups + (request.later_groups if request.policy.shuffle else 0)
+        if len(ready) < wanted or self.cells.in_role(CellRole.TO_TRAINING):
+            return []
+        ready = ready[:wanted]
+        return sorted(ready, key=lambda group: _lot(request.seed, group)) if request.policy.shuffle else ready
+
+
+def _lot(seed: int, group: AdmittedGroup) -> bytes:
+    """A group's place in the shuffled order, the same at every look."""
+    return hashlib.sha256(f"{seed}/{ids.group_id(group.burst, group.group)}".encode()).digest()
+
+
+def _refusal(reason: str) -> ApplicationError:
+    return ApplicationError(reason, type="Refused", non_retryable=True)

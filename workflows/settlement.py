@@ -27,6 +27,8 @@ def open_of(spec: BatchSpec) -> OpenBatch:
         groups=burst.groups_per_step,
         refill=burst.training.refill,
         policy=burst.policy,
+        later_groups=(burst.steps - spec.step - 1) * burst.groups_per_step,
+        seed=burst.seed,
     )
 
 

@@ -63,6 +63,9 @@ SWEEP_ROSTER = Step("sweep_roster", control.SweepRoster, control.SweptRoster, Qu
 CANCEL_EXECUTIONS = Step("cancel_executions", control.CancelExecutions, _NONE, Queue.CONTROL, 60)
 RECORD_LEDGER = Step("record_ledger", control.RecordLedger, _NONE, Queue.CONTROL, 30)
 RECORD_PUBLISHED = Step("record_published", control.RecordPublished, _NONE, Queue.CONTROL, 30)
+MEASURE_PIPELINE = Step(
+    "measure_pipeline", control.MeasurePipeline, control.PipelineSample, Queue.CONTROL, 30, first_back_off=1
+)
 RECORD_TRANSITION = Step("record_transition", transition.TransitionReport, _NONE, Queue.CONTROL, 30)
 ADMIT_GROUP = Step("admit_group", group.AdmitGroup, group.AdmittedGroup, Queue.CONTROL, 120)
 PACK_GROUP = Step("pack_group", group.PackGroup, group.PackedGroup, Queue.CONTROL, 120)
@@ -84,6 +87,7 @@ RUN_HARNESS = Step("run_harness", execution.ExecutionSpec, execution.HarnessRun,
 EVALUATE_WORKSPACE = Step("evaluate_workspace", execution.ExecutionSpec, execution.Evaluation, Queue.HARNESS, 3600)
 PROCESS_EXECUTION = Step("process_execution", execution.ExecutionSpec, execution.ProcessedExecution, Queue.HARNESS, 600)
 FINISH_EXECUTION = Step("finish_execution", execution.FinishExecution, _NONE, Queue.HARNESS, 120)
+SHARE_SLOTS = Step("share_slots", control.ShareSlots, control.SlotsInUse, Queue.HARNESS, 20)
 
 # --- cells: one boot of one worker; a dead one never takes the step, so schedule-to-start is short. The steps up to
 #     the release of memory have few attempts (they roll back), those after have more (they go forward, then park).

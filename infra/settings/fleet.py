@@ -10,6 +10,7 @@ from workflows.messages.base import Message
 from workflows.messages.burst import Slug
 from workflows.messages.errors import InvalidSpec
 from workflows.messages.fleet import CellSpec
+from workflows.messages.policies import Bounds
 
 
 class PacedEngine(Message):
@@ -44,6 +45,10 @@ class Fleet(Message):
     object_store_url: str = Field(default="", description="empty: a folder in the run folder")
     temporal: str = Field(default="dev", pattern="^(dev|environment)$", description="or TEMPORAL_* variables")
     harness_slots: int = Field(default=16, ge=1, description="harness processes at once")
+    evaluator_slots: int = Field(
+        default=0, ge=0, description="graders at once, which `throughput` may share out with harnesses; 0: no limit"
+    )
+    bounds: Bounds = Bounds()
     isolation: Literal["auto", "off", "required"] = Field(
         default="auto", description="of harnesses; auto: whatever this machine allows, which `gyre doctor` shows"
     )
@@ -61,6 +66,10 @@ class Fleet(Message):
             raise ValueError("cells: indices must be 0, 1, 2, ... in order, cell 0 being the core")
         if not self.cells[0].trains:
             raise ValueError("cells.0.trains: the core must train")
+        if self.bounds.min_rollout_cells >= len(self.cells):
+            raise ValueError(f"bounds.min_rollout_cells: leaves none of {len(self.cells)} cells to train")
+        if self.bounds.min_training_cells > sum(cell.trains for cell in self.cells):
+            raise ValueError("bounds.min_training_cells: more than there are cells that train")
         return self
 
 

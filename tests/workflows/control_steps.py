@@ -19,7 +19,14 @@ from workflows.messages import ids
 from workflows.messages.artifacts import ArtifactRef
 from workflows.messages.batch import CommitBatch, OpenedBatch
 from workflows.messages.burst import Purpose
-from workflows.messages.control import RecordLedger, RecordPublished
+from workflows.messages.control import (
+    MeasurePipeline,
+    PipelineSample,
+    RecordLedger,
+    RecordPublished,
+    ShareSlots,
+    SlotsInUse,
+)
 from workflows.messages.errors import InvalidSpec, VersionMismatch
 from workflows.messages.execution import (
     EndReason,
@@ -76,6 +83,7 @@ class ControlSteps:
         self.opened: list[str] = []
         self.applied: dict[str, list[int]] = {}
         self.published: list[int] = []
+        self.shares: list[ShareSlots] = []
         self.commits: dict[str, CommitBatch] = {}
         self.committed = FIRST
         self.transitions: list[TransitionReport] = []
@@ -116,6 +124,11 @@ class ControlSteps:
     async def record_ledger(self, request: RecordLedger) -> None:
         for entry in request.entries:
             self.ledger[entry.token] = entry
+
+    @step
+    async def measure_pipeline(self, request: MeasurePipeline) -> PipelineSample:
+        busy = {cell: float(self.cells[cell].held) for cell in request.cells}
+        return PipelineSample(at=time.time(), training=busy)
 
     @step
     async def record_published(self, request: RecordPublished) -> None:
@@ -230,6 +243,12 @@ class ControlSteps:
     # --- harness host
 
     @step
+    async def share_slots(self, share: ShareSlots) -> SlotsInUse:
+        if not self.shares or share.change > self.shares[-1].change:
+            self.shares.append(share)
+        return SlotsInUse(harness=min(share.harness, len(self.running())), evaluator=0)
+
+    @step
     async def prepare_workspace(self, spec: ExecutionSpec) -> PreparedWorkspace:
         return PreparedWorkspace(workspace="/w", prepared=True)
 
@@ -239,7 +258,7 @@ class ControlSteps:
         while (left := begun + self.harness_seconds(spec) - time.monotonic()) > 0:
             activity.heartbeat()
             await asyncio.sleep(min(left, 0.2))
-        return HarnessRun(end=EndReason.SUBMITTED, model_calls=3)
+        return HarnessRun(end=EndReason.SUBMITTED, model_calls=3, seconds=time.monotonic() - begun)
 
     @step
     async def evaluate_workspace(self, spec: ExecutionSpec) -> Evaluation:

@@ -198,6 +198,7 @@ class FakeCell:
         await self.world.client.get_workflow_handle(step.batch).signal("claimed", step.index)
         if self.batch != step.batch or self.sealed:
             raise Fenced(f"cell {self.index} is not open for {step.batch}")
+        begun = time.monotonic()
         await self._compute()
         if self.dead:
             await self.world.faults.hang()
@@ -205,7 +206,7 @@ class FakeCell:
         accepted = Accepted(
             index=step.index, attempt=self.accumulated[step.index], cell=self.index, boot_epoch=self.boot
         )
-        return MicroStepDone(accepted=accepted, loss=0.5)
+        return MicroStepDone(accepted=accepted, loss=0.5, metrics={"seconds": time.monotonic() - begun})
 
     @step
     async def seal_batch(self, request: SealBatch) -> Sealed:

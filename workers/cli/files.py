@@ -90,6 +90,8 @@ def _toml_table(model: BaseModel) -> str:
 
 def _toml_line(model: BaseModel, name: str) -> str:
     note = type(model).model_fields[name].description
+    if getattr(model, name) is None:  # TOML has no such value
+        return f"# {name} =  # {f'{note}; ' if note else ''}left out: no limit\n"
     return f"{name} = {json.dumps(getattr(model, name))}{f'  # {note}' if note else ''}\n"
 
 

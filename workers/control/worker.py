@@ -19,6 +19,7 @@ from activities.executions import ExecutionActivities
 from activities.ledger import LedgerActivities
 from activities.routing import RoutingActivities
 from activities.tasks import TaskActivities
+from activities.telemetry import TelemetryActivities
 from activities.trajectories.admission import AdmissionActivities
 from activities.trajectories.packing import PackingActivities
 from infra.objects import ObjectStore
@@ -98,6 +99,7 @@ def control_activities(
         AdmissionActivities(engine),
         PackingActivities(engine, ObjectStore(manifest.object_store_url)),
         RoutingActivities(router),
+        TelemetryActivities(engine),
     )
 
 
@@ -138,7 +140,15 @@ async def begin_run(manifest: RunManifest, client: Client, engine: Engine) -> No
 async def start_run(manifest: RunManifest, client: Client, weights: Weights) -> None:
     """Start the run's long-lived workflows; those that run already go on untouched."""
     fleet = manifest.fleet
-    spec = RunSpec(run=fleet.run, cells=fleet.cells, weights=weights, kv_handoff=fleet.kv_handoff)
+    spec = RunSpec(
+        run=fleet.run,
+        cells=fleet.cells,
+        weights=weights,
+        kv_handoff=fleet.kv_handoff,
+        bounds=fleet.bounds,
+        harness_slots=fleet.harness_slots if fleet.evaluator_slots else 0,
+        evaluator_slots=fleet.evaluator_slots,
+    )
     entries = tuple(CellEntry(spec=cell) for cell in fleet.cells)
     await client.start_workflow(
         Scheduler.run,

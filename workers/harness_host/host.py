@@ -16,6 +16,7 @@ from temporalio.worker import Worker
 
 from activities.evaluation import EvaluationActivities
 from activities.harness import HarnessActivities, HarnessHost
+from activities.slots import SlotActivities
 from activities.trajectories.processing import ProcessingActivities
 from infra.objects import ObjectStore
 from infra.processes.isolation import OPEN, Isolation, isolation_here
@@ -60,11 +61,13 @@ async def serve(run_dir: Path) -> None:
             context_tokens=manifest.fleet.context_tokens,
             keep_workspaces=manifest.fleet.keep_workspaces,
         )
-        harness = HarnessActivities(host)
-        evaluation = EvaluationActivities(host.records, host.workspaces, host.runners)
+        fleet = manifest.fleet
+        slots = SlotActivities(harness=fleet.harness_slots, evaluator=fleet.evaluator_slots or None)
+        harness = HarnessActivities(host, slots.harness)
+        evaluation = EvaluationActivities(host.records, host.workspaces, host.runners, gate=slots.evaluator)
         processing = ProcessingActivities(engine, ObjectStore(manifest.object_store_url), proxy)
         epoch = next_boot(engine, "harness-host")
-        async with both_workers(client, manifest, harness, evaluation, processing):
+        async with both_workers(client, manifest, harness, evaluation, processing, slots):
             _log.info("harness host of run %s, boot %d, serves", manifest.run, epoch)
             sweep = asyncio.create_task(OrphanSweep(client, host, harness).run())
             await stop.wait()
@@ -93,13 +96,15 @@ async def both_workers(
     harness: HarnessActivities,
     evaluation: EvaluationActivities,
     processing: ProcessingActivities,
+    slots: SlotActivities,
 ):
-    """Both workers of the host, running."""
+    """Both workers of the host, running. What waits at a gate keeps its place here, so there is room for all of it."""
+    shared = manifest.fleet.harness_slots + manifest.fleet.evaluator_slots
     short = Worker(
         client,
         task_queue=ids.harness_queue(manifest.run),
-        activities=activities_of(Queue.HARNESS, harness, evaluation, processing),
-        max_concurrent_activities=SHORT_STEPS,
+        activities=activities_of(Queue.HARNESS, harness, evaluation, processing, slots),
+        max_concurrent_activities=SHORT_STEPS + (shared if manifest.fleet.evaluator_slots else 0),
         interceptors=interceptors(),
         graceful_shutdown_timeout=timedelta(seconds=2),
     )
@@ -107,7 +112,7 @@ async def both_workers(
         client,
         task_queue=ids.watch_queue(manifest.run),
         activities=activities_of(Queue.WATCH, harness),
-        max_concurrent_activities=manifest.fleet.harness_slots,
+        max_concurrent_activities=shared,
         interceptors=interceptors(),
         graceful_shutdown_timeout=timedelta(seconds=0),
     )

@@ -71,6 +71,37 @@ class LedgerEntry(Message):
     token: str
 
 
+class MeasurePipeline(Message):
+    """How busy is the pipeline? Shares are taken over the time since `since` (seconds since the epoch)."""
+
+    run: str
+    since: float
+    cells: tuple[int, ...] = Field(description="those in training")
+
+
+class PipelineSample(Message):
+    """The pipeline at `at`. `training`: cell -> share of the time in which it had a micro-step in work."""
+
+    at: float
+    training: dict[int, float] = {}
+
+
+class ShareSlots(Message):
+    """So many harnesses and so many graders may run at once from now on. `change` rises; an older one is ignored."""
+
+    run: str
+    change: int
+    harness: int = Field(ge=1)
+    evaluator: int = Field(ge=1)
+
+
+class SlotsInUse(Message):
+    """Processor slots with work in them."""
+
+    harness: int = Field(ge=0)
+    evaluator: int = Field(ge=0)
+
+
 class RecordPublished(Message):
     """Every cell that serves has verified this version."""
 

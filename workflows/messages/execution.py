@@ -72,6 +72,7 @@ class Evaluation(Message):
     outcome: Outcome
     reward: float | None = None
     detail: str = Field(default="", max_length=2000)
+    seconds: float = Field(default=0.0, description="the grader ran")
 
 
 class ProcessedExecution(Message):
@@ -101,6 +102,8 @@ class ExecutionClosed(Message):
     target_tokens: int = 0
     model_calls: int = 0
     seconds: float = 0.0
+    harness_seconds: float = Field(default=0.0, description="its harness ran, so long it kept an execution slot")
+    evaluator_seconds: float = Field(default=0.0, description="its grader ran")
 
 
 class FinishExecution(Message):

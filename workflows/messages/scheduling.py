@@ -3,8 +3,9 @@
 from pydantic import Field
 
 from workflows.messages.base import Message
-from workflows.messages.burst import BurstSpec, PolicySettings
+from workflows.messages.burst import BurstSpec
 from workflows.messages.fleet import CellSpec
+from workflows.messages.policies import Bounds, PolicySettings
 
 
 class Weights(Message):
@@ -22,6 +23,9 @@ class RunSpec(Message):
     weights: Weights
     kv_handoff: bool = True
     sweep_seconds: float = Field(default=20, gt=0)
+    bounds: Bounds = Bounds()
+    harness_slots: int = Field(default=0, ge=0, description="harnesses at once; 0: not the scheduler's to share out")
+    evaluator_slots: int = Field(default=0, ge=0, description="graders at once; 0: as above")
 
 
 class OpenBurst(Message):
@@ -68,6 +72,8 @@ class OpenBatch(Message):
     groups: int = Field(description="B")
     refill: bool
     policy: PolicySettings
+    later_groups: int = Field(default=0, ge=0, description="groups of the burst's later steps")
+    seed: int = 0
 
 
 class Member(Message):
@@ -90,6 +96,7 @@ class BatchClosed(Message):
 
     batch: str
     weights: Weights
+    busy_seconds: float = Field(default=0.0, ge=0, description="cells computed what counted, all of them together")
 
 
 class BatchAbandoned(Message):

@@ -1,0 +1,269 @@
+"""Who serves and who trains: the policy is asked, its answer carried out, what came of it judged.
+
+When moving has become a risk (moves that fail or are regretted, a predictor that is wrong, stale telemetry) the last
+valid allocation is frozen, and an operator decides when to go on: `workflows.policy.safe_mode`.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from temporalio import workflow
+from temporalio.exceptions import ApplicationError
+
+from workflows.books import CellMove, Judgement, PendingMove, Slots
+from workflows.errands import Errands
+from workflows.messages import ids
+from workflows.messages.burst import Purpose
+from workflows.messages.fleet import CellReport, CellRole
+from workflows.messages.scheduling import EndBurst
+from workflows.messages.transition import Direction, MoveCell
+from workflows.parking import failure_text
+from workflows.policy import registry
+from workflows.policy.component import Component, Plan
+from workflows.policy.dispatch import top_up
+from workflows.policy.safe_mode import MoveOutcome, SafeMode, after_allocation, after_move, after_telemetry
+from workflows.policy.state import Decision, PolicyState, Verdict
+
+COOLDOWN_SECONDS = 15.0
+"""After a rolled-back move, before the next one is tried."""
+STAY_SECONDS = 60.0
+"""How long cells that stayed for the next burst wait for it."""
+
+ON_THE_WAY: Mapping[Direction, CellRole] = {
+    Direction.TO_TRAINING: CellRole.TO_TRAINING,
+    Direction.TO_ROLLOUT: CellRole.TO_ROLLOUT,
+}
+ARRIVED: Mapping[Direction, CellRole] = {
+    Direction.TO_TRAINING: CellRole.TRAINING,
+    Direction.TO_ROLLOUT: CellRole.ROLLOUT,
+}
+
+
+class Allocation(Errands):
+    """Decisions of the Scheduler."""
+
+    def _decide(self) -> float | None:
+        """Ask the policy and do what it says; returns seconds after which time alone may change the answer."""
+        burst = self.burst
+        if burst is None or burst.purpose is not Purpose.TRAIN or self.ending or self._given_up() == burst.name:
+            self.memory = self.memory.model_copy(update={"hold": None})
+            self.telemetry = self.telemetry.expected_from(None)
+            return None
+        settings, now = self._policy(), workflow.time()
+        watched = settings.name == "throughput"
+        self.telemetry = self.telemetry.expected_from(now if watched else None)
+        self._enter(after_telemetry(self.mode, self.telemetry.age_seconds(now), settings.safe_mode, now))
+        state = self._policy_state()
+        self.mode = after_allocation(self.mode, state)
+        decision, self.memory = registry.decide(settings.name, state, self.memory, self.mode)
+        self.telemetry = self.telemetry.taken()
+        if decision.verdict is Verdict.MOVE:
+            self._carry_out(decision, state)
+            return None
+        self._explain(decision, state)
+        cooldown = self.cooldown_until - now
+        recheck = decision.recheck_seconds or (cooldown if cooldown > 0 else None)
+        if not watched:
+            return recheck
+        sample = self._look_at_pipeline(settings.throughput.sample_seconds)
+        return sample if recheck is None else min(recheck, sample)
+
+    def _explain(self, decision: Decision, state: PolicyState) -> None:
+        """To the ledger: every refusal whose reason has changed."""
+        key = f"{decision.verdict}/{decision.cell}/{decision.reason}"
+        if key != self.told:
+            self._note_decision(decision.verdict.value, decision, state)
+        self.told = key
+
+    def _look_at_pipeline(self, every_seconds: float) -> float:
+        """Measure when it is time; returns seconds to the next time."""
+        now = workflow.time()
+        if now >= self.next_sample and not self.measuring:
+            self.measuring, self.next_sample = True, now + every_seconds
+            self._spawn(self._measure(), "measure the pipeline")
+        return max(0.1, self.next_sample - now)
+
+    # --- moves
+
+    def _carry_out(self, decision: Decision, state: PolicyState) -> None:
+        back = decision.direction is Direction.TO_ROLLOUT
+        token = self._note_decision("return" if back and decision.movers else "move", decision, state)
+        self.told = ""
+        gain, before = decision.expected_gain_seconds, self.telemetry.iteration_seconds
+        if decision.plan is not None and not decision.movers:
+            self._share_out(decision.plan)
+            if gain is not None:
+                self._judge_later(token, gain, before or decision.plan.seconds_before)
+            return
+        if before is None and decision.plan is not None:
+            before = decision.plan.seconds_before
+        self._go(decision.movers, decision.direction, token, gain, before)
+
+    def _go(
+        self,
+        cells: Sequence[int],
+        direction: Direction,
+        token: str,
+        gain: float | None = None,
+        before: float | None = None,
+    ) -> None:
+        """Send cells on their way, all of them gone before the first one is asked who takes over from it."""
+        for cell in cells:
+            self.cells.set_role(cell, ON_THE_WAY[direction])
+        moves = tuple(self._move(cell, direction, ON_THE_WAY[direction]) for cell in cells)
+        self.pending.append(
+            PendingMove(
+                token=token,
+                direction=direction,
+                cells=moves,
+                started_at=workflow.time(),
+                gain_seconds=gain,
+                before_seconds=before,
+            )
+        )
+
+    def _move(self, cell: int, direction: Direction, role: CellRole) -> CellMove:
+        """Ask a cell to change; its capacity is gone from now on, and what it accumulates does not count any more."""
+        peers = self.cells.peers(cell, self.weights.version) if direction is Direction.TO_TRAINING else {}
+        if direction is Direction.TO_ROLLOUT:
+            self._tell_batch("member_left", self.cells.member(cell))
+        self.cells.set_role(cell, role)
+        self.moves += 1
+        move = MoveCell(
+            move=f"{self.run_name}/{self.moves}",
+            boot_epoch=self.cells.entries[cell].boot_epoch,
+            direction=direction,
+            weights=self.weights,
+            peers=peers,
+            kv_handoff=self.spec.kv_handoff,
+            publish="recompute" if self.burst is None else self.burst.publish,
+        )
+        self._spawn(self._send_move(cell, move), f"move cell {cell}")
+        return CellMove(cell=cell, move=move.move, boot_epoch=move.boot_epoch)
+
+    async def _send_move(self, cell: int, move: MoveCell) -> None:
+        handle = workflow.get_external_workflow_handle(ids.cell_workflow_id(self.run_name, cell))
+        try:
+            await handle.signal("move", move)
+        except ApplicationError as error:
+            # Its workflow is gone. It is nobody's to wait for until it is started anew and reports.
+            self.cells.set_role(cell, CellRole.LOST)
+            self._note("alarm", cell, (f"lost: {failure_text(error)}",))
+            self._arrived(CellReport(cell=cell, boot_epoch=move.boot_epoch, role=CellRole.LOST, move=move.move))
+
+    def _share_out(self, plan: Plan) -> None:
+        """Processor slots change sides; the harness host takes on the new ones before it gives up the old ones."""
+        now = self._slots()
+        units = plan.units if plan.receiver is Component.EVALUATOR else -plan.units
+        self.slots = Slots(harness=now.harness - units, evaluator=now.evaluator + units, change=now.change + 1)
+        self._spawn(self._share(), "share out processor slots")
+
+    async def _share(self) -> None:
+        await self._share_slots()
+
+    def _arrived(self, report: CellReport) -> None:
+        """What a cell's report means for the moves that are being carried out."""
+        for index, pending in enumerate(self.pending):
+            asked = next((move for move in pending.cells if move.cell == report.cell), None)
+            if asked is None or (report.move != asked.move and report.boot_epoch <= asked.boot_epoch):
+                continue
+            left = tuple(move for move in pending.cells if move.cell != report.cell)
+            done = report.move == asked.move and report.role is ARRIVED[pending.direction]
+            pending = pending.model_copy(update={"cells": left, "failed": pending.failed or not done})
+            self.pending[index] = pending
+            if not left:
+                del self.pending[index]
+                self._finished(pending)
+            return
+
+    def _finished(self, pending: PendingMove) -> None:
+        """Every cell of a decision has arrived, or has failed to."""
+        now = workflow.time()
+        if not pending.failed:
+            self.telemetry = self.telemetry.migrated(pending.direction, now - pending.started_at)
+            if pending.gain_seconds is not None and pending.before_seconds is not None:
+                self._judge_later(pending.token, pending.gain_seconds, pending.before_seconds)
+        self._enter(after_move(self.mode, MoveOutcome(done=not pending.failed), self._policy().safe_mode, now))
+
+    def _judge_later(self, token: str, gain: float, before: float) -> None:
+        self.judging.append(Judgement(token=token, gain_seconds=gain, before_seconds=before))
+
+    def _iterated(self, groups: int, cell_seconds: float) -> None:
+        """An update is committed: windows close, and moves whose first whole iteration this was are judged."""
+        now = workflow.time()
+        self.telemetry = self.telemetry.committed(now, groups, cell_seconds)
+        iteration, waiting = self.telemetry.iteration_seconds, list[Judgement]()
+        for judged in self.judging:
+            if not judged.whole or iteration is None:
+                waiting.append(judged.model_copy(update={"whole": True}))
+                continue
+            realised = judged.before_seconds - iteration
+            self._note(
+                "outcome",
+                None,
+                ("realised", f"{judged.before_seconds:.1f} s an iteration before the move, {iteration:.1f} s after it"),
+                policy=self._policy().name,
+                expected_gain_seconds=judged.gain_seconds,
+                realised_gain_seconds=realised,
+                about=judged.token,
+            )
+            outcome = MoveOutcome(
+                done=True, predicted_gain_seconds=judged.gain_seconds, realised_gain_seconds=realised
+            )
+            self._enter(after_move(self.mode, outcome, self._policy().safe_mode, now))
+        self.judging = waiting
+
+    def _enter(self, mode: SafeMode) -> None:
+        """The new mode; entering safe mode is told."""
+        entered = mode.frozen and not self.mode.frozen
+        self.mode = mode
+        if entered:
+            self._note("safe_mode", None, ("entered", f"{mode.cause}: {mode.detail}"))
+
+    # --- the ends of bursts
+
+    def _publish(self, ending: EndBurst) -> None:
+        """Adopt the burst's version; training cells return, serving cells load it, some stay as the policy says."""
+        changed = ending.weights.version != self.weights.version
+        self.weights, self.committed = ending.weights, None
+        self._note("publish", None, (f"version {self.weights.version}", "changed" if changed else "unchanged"))
+        cells = sorted(self.cells.entries.items())
+        self.staying, self.stay_until = self._stayers(), workflow.time() + STAY_SECONDS
+        for cell, entry in cells:
+            if entry.role is CellRole.TRAINING:
+                self._return(cell, "burst ended")
+            elif changed:
+                self._move(cell, Direction.PUBLISH, entry.role)
+
+    def _stayers(self) -> tuple[int, ...]:
+        """The cells that train on for the burst that follows; the core is told of either way, with the reason."""
+        burst = self.burst
+        if burst is None or not burst.follows or self.burst_cancelled:
+            return ()
+        training = self.cells.in_role(CellRole.TRAINING)
+        name, state = self._policy().name, self._policy_state()
+        dispatch = top_up(burst.quota, self.accounts.outstanding()) * burst.executions_per_group
+        stay = registry.at_burst_end(name, state, dispatch, self.mode)
+        reasons = registry.why_at_burst_end(name, state, dispatch, self.mode)
+        for cell in stay:
+            self._note("stay", cell, reasons, state, policy=name)
+        if 0 in training and 0 not in stay:
+            self._back(0, reasons, state)
+        return stay
+
+    def _return(self, cell: int, reason: str) -> None:
+        """Send a cell in training back to rollout, unless it stays (or is on its way already)."""
+        if self.cells.role(cell) is CellRole.TRAINING and cell not in self.staying:
+            self._back(cell, (reason,))
+
+    def _back(self, cell: int, reasons: tuple[str, ...], state: PolicyState | None = None) -> None:
+        token = self._note("return", cell, reasons, state, direction=Direction.TO_ROLLOUT)
+        self._go([cell], Direction.TO_ROLLOUT, token)
+
+    def _send_idle_home(self) -> None:
+        """Without a training burst nobody trains: cells that got there late, or stayed for nothing, return."""
+        if self.opening is not None or (self.burst is not None and self.burst.purpose is Purpose.TRAIN):
+            return
+        waits = workflow.time() < self.stay_until
+        for cell in self.cells.in_role(CellRole.TRAINING):
+            if not (waits and cell in self.staying):
+                self._back(cell, ("no training burst is open",))

@@ -1,0 +1,218 @@
+"""What the Scheduler measures of its pipeline: the windows and loads that the `throughput` policy plans with.
+
+One iteration, from one update to the next, is one window of every component. Executions and updates report their
+seconds when they end; how busy cells and processor slots are is looked at regularly (`steps.MEASURE_PIPELINE`). Pure
+bookkeeping: no clock, no Temporal.
+"""
+
+from collections.abc import Mapping
+
+from pydantic import Field
+
+from workflows.messages.base import Message
+from workflows.messages.control import PipelineSample, SlotsInUse
+from workflows.messages.execution import ExecutionClosed
+from workflows.messages.fleet import CellRole
+from workflows.messages.transition import Direction
+from workflows.policy.component import CELLS, SLOTS, Component, ComponentView, Measurement, Strategy
+from workflows.policy.state import CellView
+
+FORGET = 0.8
+"""Weight of a measured role change relative to the next one."""
+GUESS_SECONDS: Mapping[Direction, float] = {Direction.TO_TRAINING: 10.0, Direction.TO_ROLLOUT: 5.0}
+"""What a role change is taken to cost before one was measured."""
+SLOT_SECONDS = 1.0
+"""What a processor slot takes to be given to the other side: its work in hand is finished first."""
+
+
+class Done(Message):
+    """Work that ended since the last update: items, and the seconds they kept a slot."""
+
+    items: int = 0
+    seconds: float = 0.0
+
+    def with_one(self, seconds: float) -> "Done":
+        return Done(items=self.items + 1, seconds=self.seconds + seconds)
+
+
+class Cost(Message):
+    """Measured role changes of one direction: seconds, newer ones counting more."""
+
+    count: int = 0
+    mean_seconds: float = 0.0
+
+    def with_one(self, seconds: float) -> "Cost":
+        weight = (1 - FORGET) / (1 - FORGET ** (self.count + 1))
+        return Cost(count=self.count + 1, mean_seconds=self.mean_seconds + weight * (seconds - self.mean_seconds))
+
+
+class Telemetry(Message):
+    """Everything measured; carried over when the Scheduler continues as new.
+
+    `looked_at`, `running`, `capacity`: the last look, and what held from then on; `running_seconds` and `slot_seconds`:
+    their integrals since the last update. `committed_at` and `iteration_seconds`: the last update, and how long the last
+    iteration took.
+    """
+
+    windows: dict[Component, tuple[Measurement, ...]] = {}
+    executions: Done = Done()
+    evaluations: Done = Done()
+    peak: int = 0
+    previous_peak: int = 0
+    looked_at: float | None = None
+    running: int = 0
+    capacity: int = 0
+    running_seconds: float = 0.0
+    slot_seconds: float = 0.0
+    committed_at: float | None = None
+    iteration_seconds: float | None = None
+    sample: PipelineSample | None = None
+    in_use: SlotsInUse | None = None
+    since: float | None = Field(default=None, description="from when on samples are expected")
+    costs: dict[Direction, Cost] = {}
+
+    # --- what happens
+
+    def level(self, waterlevel: int) -> "Telemetry":
+        """The waterlevel after a dispatch: the most that rollout could have to do."""
+        return self if waterlevel <= self.peak else self.model_copy(update={"peak": waterlevel})
+
+    def looked(self, now: float, running: int, capacity: int) -> "Telemetry":
+        """From now on so many executions run on so many slots."""
+        passed = max(0.0, now - self.looked_at) if self.looked_at is not None else 0.0
+        update = {
+            "looked_at": now,
+            "running": running,
+            "capacity": capacity,
+            "running_seconds": self.running_seconds + passed * min(self.running, self.capacity),
+            "slot_seconds": self.slot_seconds + passed * self.capacity,
+        }
+        return self.model_copy(update=update)
+
+    def closed(self, execution: ExecutionClosed) -> "Telemetry":
+        """An execution has ended; one that never ran says nothing."""
+        update: dict[str, Done] = {}
+        if execution.harness_seconds > 0:
+            update["executions"] = self.executions.with_one(execution.harness_seconds)
+        if execution.evaluator_seconds > 0:
+            update["evaluations"] = self.evaluations.with_one(execution.evaluator_seconds)
+        return self.model_copy(update=update) if update else self
+
+    def committed(self, now: float, groups: int, cell_seconds: float) -> "Telemetry":
+        """An update: the window of every component closes."""
+        load = self.running_seconds / self.slot_seconds if self.slot_seconds > 0 else 1.0
+        measured = {
+            Component.TRAINING: Measurement(items=groups, busy_seconds=cell_seconds, load=1.0),
+            Component.ROLLOUT: self._measured(self.executions, load),
+            Component.HARNESS: self._measured(self.executions, 1.0),
+            Component.EVALUATOR: self._measured(self.evaluations, 1.0),
+        }
+        windows = {
+            name: (*self.windows.get(name, ()), window) for name, window in measured.items() if window is not None
+        }
+        update = {
+            "windows": {**self.windows, **windows},
+            "executions": Done(),
+            "evaluations": Done(),
+            "running_seconds": 0.0,
+            "slot_seconds": 0.0,
+            "previous_peak": self.peak,
+            "peak": 0,
+            "committed_at": now,
+            "iteration_seconds": now - self.committed_at if self.committed_at is not None else None,
+        }
+        return self.model_copy(update=update)
+
+    @staticmethod
+    def _measured(done: Done, load: float) -> Measurement | None:
+        return Measurement(items=done.items, busy_seconds=done.seconds, load=min(1.0, load)) if done.items else None
+
+    def taken(self) -> "Telemetry":
+        """The policy has seen the windows; a measurement is learned from once."""
+        return self if not self.windows else self.model_copy(update={"windows": {}})
+
+    def migrated(self, direction: Direction, seconds: float) -> "Telemetry":
+        """A role change took so long."""
+        cost = self.costs.get(direction, Cost()).with_one(max(0.0, seconds))
+        return self.model_copy(update={"costs": {**self.costs, direction: cost}})
+
+    def sampled(self, sample: PipelineSample, in_use: SlotsInUse | None) -> "Telemetry":
+        return self.model_copy(update={"sample": sample, "in_use": in_use})
+
+    def expected_from(self, now: float | None) -> "Telemetry":
+        """Samples are expected from `now` on, or (None) are not expected."""
+        if (now is None) == (self.since is None):
+            return self
+        return self.model_copy(update={"since": now, "sample": None, "in_use": None})
+
+    # --- what follows
+
+    def age_seconds(self, now: float) -> float:
+        """How old the newest sample is; 0 while none is expected."""
+        if self.since is None:
+            return 0.0
+        return max(0.0, now - max(self.since, self.sample.at if self.sample is not None else self.since))
+
+    def migration_seconds(self, direction: Direction) -> float:
+        cost = self.costs.get(direction)
+        return cost.mean_seconds if cost is not None else GUESS_SECONDS[direction]
+
+    def components(
+        self,
+        cells: tuple[CellView, ...],
+        *,
+        running: int,
+        groups: int,
+        executions_per_group: int,
+        harness_slots: int,
+        evaluator_slots: int,
+    ) -> tuple[ComponentView, ...]:
+        """The pipeline now, with the windows not yet taken; processor slots where both kinds are limited."""
+        serving = [cell for cell in cells if cell.role is CellRole.ROLLOUT]
+        training = [cell.index for cell in cells if cell.role is CellRole.TRAINING]
+        capacity = sum(cell.slots for cell in serving)
+        load = min(1.0, running / capacity) if capacity else 0.0
+        busy = self.sample.training if self.sample is not None else {}
+        peak, executions = float(max(self.peak, self.previous_peak, 1)), groups * executions_per_group
+        back = self.migration_seconds(Direction.TO_ROLLOUT) / 2
+        forth = self.migration_seconds(Direction.TO_TRAINING) / 2
+        slots = sum(cell.slots for cell in cells) / max(1, len(cells))
+        # A cell of which nothing is known yet counts as busy: idleness has to be seen.
+        loads = [busy.get(cell, 1.0) for cell in training]
+        views = [
+            self._view(Component.ROLLOUT, CELLS, [load] * len(serving), slots, peak, executions, Strategy.SUSPEND, back),
+            self._view(Component.TRAINING, CELLS, loads, 1.0, float(groups), groups, Strategy.SUSPEND, forth),
+        ]
+        if harness_slots and evaluator_slots and self.in_use is not None:
+            for name, slots_now, at_work in (
+                (Component.HARNESS, harness_slots, self.in_use.harness),
+                (Component.EVALUATOR, evaluator_slots, self.in_use.evaluator),
+            ):
+                shares = [1.0] * min(at_work, slots_now) + [0.0] * max(0, slots_now - at_work)
+                views.append(
+                    self._view(name, SLOTS, shares, 1.0, peak, executions, Strategy.RESIZE, SLOT_SECONDS)
+                )
+        return tuple(views)
+
+    def _view(
+        self,
+        name: Component,
+        resource: str,
+        loads: list[float],
+        slots_per_unit: float,
+        peak: float,
+        items: float,
+        strategy: Strategy,
+        seconds: float,
+    ) -> ComponentView:
+        return ComponentView(
+            name=name,
+            resource=resource,
+            units=len(loads),
+            slots_per_unit=max(slots_per_unit, 1e-9),
+            peak_items=peak,
+            items_per_iteration=items,
+            utilisations=tuple(loads),
+            recent=self.windows.get(name, ()),
+            strategies={strategy: seconds},
+        )
