@@ -59,7 +59,8 @@ class TrainingActivities:
             # The Scheduler has one batch open at a time: that one was terminated without a word.
             await cell.stream.close()
             await cell.actor.discard(BatchRequest(**fence, batch=status.batch))
-        elif status.phase is BatchPhase.APPLIED:
+        elif status.phase in (BatchPhase.SEALED, BatchPhase.APPLIED):
+            # Sealed, too, may hide an update: one in memory that no disk would take.
             await cell.actor.take_back(BatchRequest(**fence, batch=request.batch))
         if not await ensure_actor_weights(cell, request.weights, fence["lease_epoch"]):
             raise VersionMismatch(f"cell {cell.index} has no way to version {request.weights.version}")
@@ -96,7 +97,7 @@ class TrainingActivities:
                 loss=task.loss,
             )
         )
-        metrics = {**figures(reply.metrics, reply.version), "seconds": reply.seconds}
+        metrics = {**figures(reply.metrics, reply.version), "seconds": reply.seconds, "order": float(reply.order)}
         await asyncio.to_thread(finish_claim, cell.records, **claim, metrics=metrics)
         accepted = Accepted(index=reply.index, attempt=reply.attempt, cell=reply.cell, boot_epoch=reply.boot_epoch)
         return MicroStepDone(accepted=accepted, loss=reply.metrics.loss_sum, metrics=metrics)

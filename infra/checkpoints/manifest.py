@@ -8,6 +8,7 @@ import hashlib
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field, JsonValue, ValidationError
 
@@ -37,6 +38,7 @@ class CheckpointMeta(Message):
     checksum: str = Field(description="weights checksum")
     optimizer_steps: int = Field(ge=0)
     code_version: str
+    trainer: Literal["megatron", "paced"] = Field(default="megatron", description="paced: a double, without moments")
     counters: dict[str, JsonValue] = {}
     ledger: BatchLedger = Field(description="the batch whose update this is, still open when this was written")
 

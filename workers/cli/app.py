@@ -46,6 +46,12 @@ def build() -> App:
     campaign.command("workers.cli.files:campaign_check", name="check", help="Check a campaign file.")
     app.command(campaign)
 
+    kept = App(name="checkpoints", help="Checkpoints of a run.")
+    kept.command("workers.cli.checkpoints:checkpoints_list", name="list", help="Which there are, and what they bind.")
+    kept.command("workers.cli.checkpoints:checkpoints_verify", name="verify", help="Whether they are whole.")
+    kept.command("workers.cli.checkpoints:checkpoints_export", name="export", help="One as a Hugging Face folder.")
+    app.command(kept)
+
     harness = App(name="harness", help="Harnesses.")
     harness.command("workers.cli.harness:harness_list", name="list", help="Which there are, pinned and installed.")
     harness.command("workers.cli.harness:harness_install", name="install", help="Install one, in a place of its own.")

@@ -14,14 +14,14 @@ def run_folder(run: str) -> Path:
     return CHECKOUT / RUNS / run
 
 
-def find_run(which: str | Path | None = None) -> RunManifest:
-    """The manifest of a run. Raises InvalidInput when there is no such run."""
+def find_run(which: str | Path | None = None, *, field: str = "--run-dir") -> RunManifest:
+    """The manifest of a run. Raises InvalidInput, naming `field`, when there is no such run."""
     if which is None:
         manifests = sorted((CHECKOUT / RUNS).glob("*/run.json"), key=lambda path: path.stat().st_mtime)
         if not manifests:
-            raise InvalidInput("no run was started here yet; `gyre up` starts one", field="--run-dir")
+            raise InvalidInput("no run was started here yet; `gyre up` starts one", field=field)
         return load_run(manifests[-1].parent)
     for folder in (Path(which), run_folder(str(which))):
         if (folder / "run.json").exists():
             return load_run(folder)
-    raise InvalidInput(f"{which} is neither a run folder nor the name of a run in {RUNS}", field="--run-dir")
+    raise InvalidInput(f"{which} is neither a run folder nor the name of a run in {RUNS}", field=field)

@@ -11,6 +11,7 @@ from infra.checkpoints import Checkpoint, CheckpointStore
 from infra.transfer import TransferEndpoint
 from infra.weights.checksum import weights_checksum
 from infra.weights.folder import export_folder, load_weights
+from workers.cell.training import random_state
 from workers.cell.training.checkpointing import load_checkpoint
 from workers.cell.training.model import PolicyModel
 from workers.cell.training.optimizer import CoreOptimizer
@@ -130,6 +131,7 @@ class WeightsCustody:
             self._model.load_hf(tensors)
             if self._optimizer is not None:
                 self._optimizer.reset()
+                random_state.seed(request.version)
             self._origin = request
             return self._state.now_hold(request.version, checksum)
 

@@ -14,6 +14,13 @@ from torch import Tensor
 from workflows.messages.errors import CheckpointUnusable
 
 
+def seed(value: int) -> None:
+    """Start them all from `value`, so that two runs that begin alike go on alike."""
+    random.seed(value)
+    np.random.seed(value % 2**32)
+    torch.manual_seed(value)
+
+
 def capture() -> dict[str, Tensor]:
     """``torch`` and ``cuda/<device>`` uint8; ``python`` int64 [625]; ``numpy`` int64 [626]; Gaussian left-overs."""
     _, words, gauss = random.getstate()

@@ -239,6 +239,7 @@ class PacedActor:
             checksum=done.checksum,
             optimizer_steps=self._weights.optimizer_steps,
             code_version=self.settings.code_version,
+            trainer="paced",
             counters=request.counters,
             ledger=ledger_of(request, version, done.norm, done.gradient_checksum),
         )

@@ -65,7 +65,11 @@ class PacedWeights:
             before_loading()
             self._load(found)
         return m.RestoreReply(
-            version=meta.version, checksum=meta.checksum, checkpoint=found.ref, counters=meta.counters
+            version=meta.version,
+            checksum=meta.checksum,
+            checkpoint=found.ref,
+            counters=meta.counters,
+            ledger=meta.ledger,
         )
 
     def pull(self, request: m.PullSnapshot, before_loading: Callable[[], None]) -> m.WeightsReply:
