@@ -54,7 +54,7 @@ test: check harnesses
 	@$(PYTEST) $(PYTEST_ARGS)
 
 test-fast: setup
-	@$(PYTEST) -m "not slow" --numprocesses 2 --dist worksteal $(PYTEST_ARGS)
+	@$(PYTEST) -m "not slow" --numprocesses 3 --dist worksteal $(PYTEST_ARGS)
 
 test-slow: setup harnesses
 	@$(PYTEST) -m slow $(PYTEST_ARGS)
