@@ -1,11 +1,10 @@
 import math
 
-import numpy as np
 import pytest
 import torch
 
 from tests.workers.cell.training.material import pack, sampled
-from workers.cell.training.loss import LossSettings, policy_loss, token_logprobs, token_metrics
+from workers.cell.training.loss import LossSettings, policy_loss, token_logprobs
 from workers.cell.training.model import PolicyModel
 from workers.cell.training.stream import SingleStageStream, target_logprobs
 from workflows.messages.errors import InvalidInput
@@ -61,22 +60,6 @@ def test_temperature_is_that_of_the_distribution_sampled_from() -> None:
     found = token_logprobs(logits, torch.tensor([1]), 0.5)
     wanted = 4.0 - math.log(math.exp(2.0) + math.exp(4.0) + math.exp(8.0))
     assert found.item() == pytest.approx(wanted, abs=1e-5)
-
-
-def test_metrics_are_sums_over_targets() -> None:
-    logprobs, behaviour = torch.tensor([-1.0, -2.0, -3.0]), torch.tensor([-1.0, -3.0, -2.9])
-    weights = torch.tensor([0.5, 0.5, -0.5])
-    loss, rho = policy_loss(logprobs, behaviour, weights, SETTINGS)
-    metrics = token_metrics(logprobs, behaviour, weights, rho, loss, SETTINGS)
-    ratios = np.exp([0.0, 1.0, -0.1])
-    assert metrics.tokens == 3
-    assert metrics.clipped_tokens == 1
-    assert metrics.gap_sum == pytest.approx(1.1, abs=1e-5)
-    assert metrics.ratio_max == pytest.approx(math.e, rel=1e-5)
-    assert metrics.kl_sum == pytest.approx(float((ratios - 1 - np.log(ratios)).sum()), abs=1e-5)
-    assert sum(metrics.gaps.values()) == 3
-    twice = metrics.merged(metrics)
-    assert (twice.tokens, twice.gap_max, sum(twice.gaps.values())) == (6, metrics.gap_max, 6)
 
 
 @pytest.mark.parametrize("outputs", [[], [0], [0, 0, 0]])
