@@ -23,7 +23,7 @@ def run_dir(tmp_path: Path) -> Path:
     rows = [
         {"run": "r", "at": 10.0, "kind": "refuse", "cell": 0, "reasons": ["supply 1 < 2"], "state": {"w": 9}},
         {"run": "r", "at": 11.0, "kind": "move", "cell": 0, "reasons": ["w 4 <= 8"], "state": {"w": 4}},
-        {"run": "r", "at": 12.0, "kind": "refuse", "cell": 1, "reasons": {"hold": "1 of 2 s"}, "state": {"w": 4}},
+        {"run": "r", "at": 12.0, "kind": "refuse", "cell": 1, "reasons": ["hold", "1 of 2 s"], "state": {"w": 4}},
     ]
     with engine.begin() as connection:
         connection.execute(insert(schema.ledger), rows)
@@ -63,7 +63,7 @@ def test_the_ledger_table_names_reasons(run_dir, capsys):
     run("ledger", "--run-dir", str(run_dir))
     shown = capsys.readouterr().out
     assert "w 4 <= 8" in shown
-    assert "hold: 1 of 2 s" in shown
+    assert "hold; 1 of 2 s" in shown
 
 
 def test_status_works_while_the_stack_is_down(run_dir, capsys):
