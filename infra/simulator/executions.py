@@ -74,6 +74,7 @@ class Executions:
         told = scenario.engines
         self.harness_slots = told.harness_slots or sys.maxsize
         self.evaluator_slots = told.evaluator_slots or sys.maxsize
+        self._launcher_free_at = 0.0
         self.timed_out = self.rerouted = 0
         self.execution_seconds = self.query_seconds = 0.0
         self.queries = self.long_queries = 0
@@ -140,7 +141,8 @@ class Executions:
             self.launched += 1
             self.running[key] = (cell, self.env.now)
             phase = self.gauge.phase(self._step_of(key[0]))
-            cell.engine.add(self.env.now, key, work.seconds * phase.duration_scale, work.model_share)
+            seconds = work.seconds * phase.duration_scale + self._start_seconds()
+            cell.engine.add(self.env.now, key, seconds, work.model_share)
             touched.add(cell)
             limit = self.scenario.durations.timeout_seconds
             if limit is not None:
@@ -149,6 +151,11 @@ class Executions:
                     self.env.timeout(limit).callbacks.append(self._deadline)
         for cell in touched:
             self._schedule(cell)
+
+    def _start_seconds(self) -> float:
+        """Until an execution that is launched now has started: those launched before it start first."""
+        self._launcher_free_at = max(self._launcher_free_at, self.env.now) + self.scenario.engines.launch_seconds
+        return self._launcher_free_at - self.env.now
 
     def _work(self, key: Key) -> Work:
         return self.workload.group(key[0])[key[1]]

@@ -1,10 +1,10 @@
 """A recorded run as a scenario and a workload: what would the other policies have done with these executions?
 
 Model time of an execution is the time in which at least one of its calls was open, tool time the rest of its wall
-time; to the latter comes what a slot stood empty between two executions while others were queued (starting one takes
-time, too). Training time of a group is what cells spent on the micro-steps of it that counted last. Role changes and
-the gaps between bursts are the run's own averages. Recorded times are those of the run's load, so engines are taken
-not to slow down further.
+time; to the latter comes what a slot stood empty between two executions while others were queued. The first wave of
+executions tells how fast they can be started. Training time of a group is what cells spent on the micro-steps of it
+that counted last. Role changes and the gaps between bursts are the run's own averages. Recorded times are those of the
+run's load, so engines are taken not to slow down further.
 """
 
 import itertools
@@ -20,6 +20,7 @@ from infra.records.schema import batches, calls, claims, executions, ledger, mic
 from infra.settings.fleet import Fleet
 from infra.simulator.scenario import DEFAULT_VARIANTS, Durations, Engines, Scenario, TrainingModel, Transitions
 from infra.simulator.workload import Recorded, Work
+from workflows.messages import ids
 from workflows.messages.errors import InvalidInput
 
 
@@ -41,7 +42,7 @@ def read_run(engine: Engine, fleet: Fleet) -> RecordedRun:
             raise InvalidInput("the run has no committed batch with groups; there is nothing to compare with")
         members = _executions(connection, {row.burst for row in done})
         complete = [group for group in members.values() if group]
-        training = _training_seconds(connection)
+        training, micro_steps_each = _training_seconds(connection)
         moves = _moves(connection)
         waiting = _waiting(connection)
     per_step = round(median(len(row.groups) for row in done))
@@ -51,10 +52,14 @@ def read_run(engine: Engine, fleet: Fleet) -> RecordedRun:
     mean_training = fmean(training.values()) if training else 0.0
     cells = len([cell for cell in fleet.cells if cell.trains])
     slots = sum(cell.slots for cell in fleet.cells)
-    between = _slot_gap(members, slots)
+    launching = _launch_seconds(members, slots)
+    between = max(0.0, _slot_gap(members, slots) - launching)
     works = [
-        [Work(model + tool + between, _share(model, tool + between), 1.0) for model, tool, _ in group]
-        for _, group in sorted(members.items())
+        [
+            Work(model + tool + between, _share(model, tool + between), _weight(training, key, mean_training))
+            for model, tool, _ in group
+        ]
+        for key, group in sorted(members.items())
     ]
     launched = min(start for group in complete for _, _, start in group)
     scenario = Scenario(
@@ -71,12 +76,13 @@ def read_run(engine: Engine, fleet: Fleet) -> RecordedRun:
             slots=sum(cell.slots for cell in fleet.cells if cell.trains),
             standalone_slots=sum(cell.slots for cell in fleet.cells if not cell.trains),
             slowdown=0.0,
+            launch_seconds=launching,
         ),
         training=TrainingModel(
             step_seconds=max(1e-6, mean_training * per_step / cells),
             update_seconds=_update_seconds(done, by_burst),
             follows_duration=False,
-            micro_steps_per_group=1,
+            micro_steps_per_group=micro_steps_each,
         ),
         transitions=Transitions(
             to_training_seconds=moves.get("to_training", 0.0),
@@ -139,21 +145,40 @@ def _model_seconds(connection: Connection) -> dict[str, float]:
     return total
 
 
-def _training_seconds(connection: Connection) -> dict[str, float]:
-    """Group -> seconds of one cell on its micro-steps, each counted by its last attempt."""
+def _training_seconds(connection: Connection) -> tuple[dict[str, float], int]:
+    """Group -> seconds of one cell on its micro-steps, each counted by its last attempt; and how many a group has.
+
+    A cell works on one micro-step after the other: what it claimed ahead waited until the one before was done.
+    """
     query = (
-        select(micro_steps.c.group_id, claims.c.batch, claims.c.micro_step, claims.c.claimed_at, claims.c.done_at)
+        select(
+            micro_steps.c.group_id,
+            claims.c.batch,
+            claims.c.micro_step,
+            claims.c.cell,
+            claims.c.claimed_at,
+            claims.c.done_at,
+        )
         .join(claims, (claims.c.batch == micro_steps.c.batch) & (claims.c.micro_step == micro_steps.c.micro_step))
         .where(claims.c.done_at.is_not(None))
         .order_by(claims.c.attempt)
     )
-    last = {
-        (row.batch, row.micro_step): (row.group_id, row.done_at - row.claimed_at) for row in connection.execute(query)
-    }
+    last = {(row.batch, row.micro_step): row for row in connection.execute(query)}
     total: dict[str, float] = defaultdict(float)
-    for group, seconds in last.values():
-        total[group] += max(0.0, seconds)
-    return total
+    count: dict[str, int] = defaultdict(int)
+    free_at: dict[int, float] = {}
+    for row in sorted(last.values(), key=lambda row: row.done_at):
+        begun = max(row.claimed_at, free_at.get(row.cell, row.claimed_at))
+        total[row.group_id] += max(0.0, row.done_at - begun)
+        count[row.group_id] += 1
+        free_at[row.cell] = row.done_at
+    return total, round(median(count.values())) if count else 1
+
+
+def _weight(training: dict[str, float], key: tuple[float, str, int], mean: float) -> float:
+    """Training work of a group's executions, 1 on average; of a group that was never trained, the average."""
+    _, burst, group = key
+    return training.get(ids.group_id(burst, group), mean) / mean if mean > 0 else 1.0
 
 
 def _moves(connection: Connection) -> dict[str, float]:
@@ -178,18 +203,30 @@ def _slot_gap(members: dict[tuple[float, str, int], list[_Member]], slots: int) 
     Then all cells serve (none may leave while something is queued), so every slot without an execution waits for one.
     """
     spans = [(start, start + model + tool) for group in members.values() for model, tool, start in group]
-    bursts: dict[str, list[float]] = defaultdict(list)
-    for (_, burst, _), group in members.items():
-        bursts[burst] += [start for _, _, start in group]
     empty = launches = 0.0
-    for starts in bursts.values():
-        first, last = min(starts), max(starts)
+    for place, starts in enumerate(_starts(members)):
+        # In the first burst all slots are empty at first: how long they take to fill is what `_launch_seconds` says.
+        first, last = starts[min(slots, len(starts)) - 1] if place == 0 else starts[0], starts[-1]
         used = sum(max(0.0, min(end, last) - max(start, first)) for start, end in spans)
         late = [start for start in starts if start > first]
         if len(starts) > slots:
             empty += max(0.0, slots * (last - first) - used)
             launches += len(late)
     return empty / launches if launches else 0.0
+
+
+def _launch_seconds(members: dict[tuple[float, str, int], list[_Member]], slots: int) -> float:
+    """Seconds from one start to the next while the first burst fills the empty slots."""
+    wave = _starts(members)[0][:slots]
+    return (wave[-1] - wave[0]) / (len(wave) - 1) if len(wave) > 1 else 0.0
+
+
+def _starts(members: dict[tuple[float, str, int], list[_Member]]) -> list[list[float]]:
+    """When the executions of each burst started, bursts in order."""
+    bursts: dict[tuple[float, str], list[float]] = defaultdict(list)
+    for (first, burst, _), group in members.items():
+        bursts[first, burst] += [start for _, _, start in group]
+    return [sorted(starts) for _, starts in sorted(bursts.items())]
 
 
 def _share(model: float, tool: float) -> float:

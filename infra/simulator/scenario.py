@@ -43,6 +43,7 @@ class Engines(Message):
     slots: int = Field(default=64, ge=1, description="execution slots of the whole pool")
     standalone_slots: int = Field(default=0, ge=0, description="of engines that never train")
     slowdown: float = Field(default=0.5, ge=0)
+    launch_seconds: float = Field(default=0.0, ge=0, description="starting an execution; one after the other")
     evaluation_seconds: float = Field(default=0.0, ge=0, description="scoring an execution, after its harness")
     harness_slots: int | None = Field(default=None, ge=1, description="harnesses at once")
     evaluator_slots: int | None = Field(default=None, ge=1, description="evaluations at once")

@@ -20,6 +20,7 @@ from infra.processes.identity import read_stat
 from infra.settings.fleet import PacedTrainer
 from infra.transfer import TransferEndpoint
 from workers.cell.training.accumulator import Accumulator, Entry
+from workers.cell.training.compute import OneByOne
 from workers.cell.training.paced.gradient import GradientSum, combined
 from workers.cell.training.paced.weights import PacedWeights
 from workers.cell.training.participants import check_participants
@@ -37,7 +38,7 @@ class _Stepped:
     gradient_checksum: str
 
 
-class PacedActor:
+class PacedActor(OneByOne):
     """One per cell, in place of the real one."""
 
     def __init__(self, settings: ActorSettings, pace: PacedTrainer, endpoint: TransferEndpoint | None = None) -> None:
@@ -288,6 +289,7 @@ class PacedActor:
             cell=self.settings.cell,
             boot_epoch=self.settings.boot_epoch,
             version=self._books.version,
+            checksum=self._weights.state.checksum,
             repeated=repeated,
             seconds=entry.seconds,
             metrics=entry.metrics,

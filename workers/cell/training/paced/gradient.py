@@ -66,7 +66,7 @@ def combined(
     max_norm: float,
     timeout_seconds: float,
 ) -> Combined:
-    """Core first, then satellites by index; divided once, clipped. Raises TransferFailed, and Permanent if not finite."""
+    """Core first, then satellites by index; divided once, clipped. Raises TransferFailed; Permanent if not finite."""
     total = own.copy()
     for participant in sorted(participants, key=lambda one: one.cell):
         into = np.empty_like(own)

@@ -1,0 +1,160 @@
+"""The parts of the comparison: who runs what, against whom, and what must come of it."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from infra.records.database import open_database
+from infra.settings.run import load_run
+from infra.simulator.recorded import RecordedRun, read_run
+from workers.bench.schedulers.prediction import best_split, predicted_seconds
+from workers.bench.schedulers.report import bars_of, key_of, move_bars, rows_of
+from workers.bench.schedulers.run import Contestant, Measured, Told, run_one
+from workers.bench.schedulers.workload import Workload, load_workload, workload_files
+from workflows.messages.base import Message
+from workflows.messages.errors import InvalidInput
+from workflows.messages.policies import PolicySettings, ThroughputSettings
+
+PACED_NOTE = "paced engines and trainers (doubles); Temporal, workflows, proxy, harness host and cell workers are real"
+_SCALED = {"supply_fraction": 0.5, "hold_seconds": 0.0, "in_flight_depth": 1}
+"""Of every policy. The hold interval of the published scale (10 s of 1.93 h) is nothing at this one; a micro-step is
+claimed when a cell has room for it, as in the simulator."""
+_QUICK = ThroughputSettings(low_seconds=2.0, settle_seconds=10.0, sample_seconds=1.0)
+"""The shortest of the published ranges; an iteration lasts seconds here."""
+
+
+class Part(Message):
+    """`subject` is the policy under test; `least`: what every other policy's time must be, relative to it."""
+
+    name: str
+    workloads: tuple[str, ...]
+    subject: str
+    policies: dict[str, PolicySettings]
+    least: dict[str, float]
+    most_moves: int | None = None
+    predicted: bool = True
+
+
+PARTS = {
+    "heavy-tailed": Part(
+        name="heavy-tailed",
+        workloads=("heavy-tailed",),
+        subject="waterlevel",
+        policies={
+            "waterlevel": PolicySettings(name="waterlevel", **_SCALED),
+            "async": PolicySettings(name="async", streaming=False, **_SCALED),
+            "colocate": PolicySettings(name="colocate", streaming=False, **_SCALED),
+            "async-streaming": PolicySettings(name="async", **_SCALED),
+        },
+        least={"async": 1.3, "colocate": 1.3},
+    ),
+    "two-phases": Part(
+        name="two-phases",
+        workloads=("two-phases", "two-phases-noisy"),
+        subject="throughput",
+        policies={
+            "throughput": PolicySettings(name="throughput", throughput=_QUICK, **_SCALED),
+            "async": PolicySettings(name="async", **_SCALED),
+        },
+        least={"async": 1.25},
+        most_moves=2,
+    ),
+}
+DEFAULT_POLICIES = {"heavy-tailed": ("waterlevel", "async", "colocate"), "two-phases": ("throughput", "async")}
+
+
+async def compare(
+    part: Part,
+    folder: Path,
+    told: Told,
+    *,
+    policies: Sequence[str],
+    seeds: Sequence[int] = (),
+    split: int | None = None,
+    resume: bool = False,
+) -> dict[str, Any]:
+    """Run every chosen policy on every chosen seed, one after the other; results are kept below `folder` as they come.
+
+    `split` sets that of the policies that hold one, instead of searching it; `resume` takes over what is there.
+    """
+    unknown = sorted(set(policies) - part.policies.keys())
+    if unknown:
+        raise InvalidInput(f"{unknown[0]!r} is none of {', '.join(part.policies)}", field="policies")
+    folder.mkdir(parents=True, exist_ok=True)
+    measured: list[Measured] = []
+    for workload in _workloads(part, seeds):
+        for label in policies:
+            contestant = Contestant(label=label, policy=_set(part.policies[label], workload, split))
+            measured.append(await _one(workload, contestant, folder, told, resume=resume))
+    return summary(part, folder, measured)
+
+
+def _workloads(part: Part, seeds: Sequence[int]) -> list[Workload]:
+    found = {(name, seed): path for name in part.workloads for seed, path in workload_files(name).items()}
+    missing = sorted(set(seeds) - {seed for _, seed in found})
+    if missing:
+        raise InvalidInput(f"no workload file of {part.name} has seed {missing[0]}", field="seeds")
+    chosen = sorted(key for key in found if not seeds or key[1] in seeds)
+    return [load_workload(found[key]) for key in sorted(chosen, key=lambda key: (key[1], key[0]))]
+
+
+def _set(policy: PolicySettings, workload: Workload, split: int | None) -> PolicySettings:
+    """With its split: the one asked for, or the best one of the plan."""
+    if policy.name not in ("async", "lending"):
+        return policy
+    return policy.model_copy(update={"split": split or best_split(workload, policy)})
+
+
+async def _one(workload: Workload, contestant: Contestant, folder: Path, told: Told, *, resume: bool) -> Measured:
+    place = _place(folder, workload.name, contestant.label, workload.seed)
+    result = place / "measured.json"
+    if resume and result.is_file():
+        known = Measured.model_validate_json(result.read_text())
+        if known.split == contestant.policy.split:
+            told(f"{contestant.label}, seed {workload.seed}: {known.seconds:.1f} s (from before)")
+            return known
+    ran = await run_one(workload, contestant, place, told)
+    result.write_text(ran.measured.model_dump_json(indent=1))
+    done = ran.measured
+    split = f", {done.split} cells train" if done.split else ""
+    told(
+        f"{contestant.label}{split}, seed {workload.seed}: {done.seconds:.1f} s, E[d] {done.staleness:.2f}, "
+        f"{done.moves} moves, processors {done.busy_share:.0%} busy"
+    )
+    return done
+
+
+def _place(folder: Path, workload: str, label: str, seed: int) -> Path:
+    return folder / workload / f"seed-{seed}" / label
+
+
+def recorded(place: Path) -> RecordedRun:
+    """The run in this folder, as the simulator reads it."""
+    manifest = load_run(place / "run")
+    engine = open_database(manifest.database_url)
+    try:
+        return read_run(engine, manifest.fleet)
+    finally:
+        engine.dispose()
+
+
+def summary(part: Part, folder: Path, measured: Sequence[Measured]) -> dict[str, Any]:
+    """Rows, bars and what they were made with. Predictions are made from the subject's run of the same seed."""
+    predicted: dict[tuple[str, str, int], float] = {}
+    for one in measured if part.predicted else ():
+        place = _place(folder, one.workload, part.subject, one.seed)
+        if (place / "measured.json").is_file():
+            policy = part.policies[one.label].model_copy(update={"split": one.split})
+            predicted[key_of(one)] = predicted_seconds(recorded(place), policy)
+    rows = rows_of(measured, predicted, part.subject)
+    bars = bars_of(rows, part.subject, part.least)
+    if part.most_moves is not None:
+        bars += move_bars(rows, part.subject, part.most_moves)
+    return {
+        "part": part.name,
+        "note": PACED_NOTE,
+        "rows": [row.model_dump(mode="json") for row in rows],
+        "bars": [bar.model_dump(mode="json") for bar in bars],
+        "runs": [json.loads(one.model_dump_json()) for one in measured],
+    }

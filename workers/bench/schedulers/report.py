@@ -1,0 +1,120 @@
+"""What a comparison says: a row for every run, ratios against the policy under test, and the bars."""
+
+from collections.abc import Iterable, Sequence
+from statistics import fmean
+
+from workers.bench.schedulers.run import Measured
+from workflows.messages.base import Message
+
+PREDICTED_WITHIN = 0.10
+BUSY_SHARE = 0.8
+"""Above it a run measured the machine as well."""
+
+
+class Row(Message):
+    """One run. `ratio`: its time over that of the policy under test, same executions; `error`: of the prediction."""
+
+    name: str
+    workload: str
+    policy: str
+    seed: int
+    split: int | None
+    seconds: float
+    ratio: float | None
+    simulated: float | None
+    error: float | None
+    staleness: float
+    moves: int
+    planned_moves: tuple[int, ...]
+    busy_share: float
+    note: str = ""
+
+
+class Bar(Message):
+    """One acceptance bar: what was found, what is asked, whether it is met."""
+
+    name: str
+    value: float | str
+    bar: str
+    met: bool
+
+
+def key_of(one: Measured) -> tuple[str, str, int]:
+    return one.workload, one.label, one.seed
+
+
+def rows_of(measured: Sequence[Measured], predicted: dict[tuple[str, str, int], float], subject: str) -> list[Row]:
+    """A row for every run, in their order. `predicted`: seconds by `key_of`."""
+    subjects = {(one.workload, one.seed): one.seconds for one in measured if one.label == subject}
+    return [_row(one, predicted.get(key_of(one)), subjects.get((one.workload, one.seed))) for one in measured]
+
+
+def _row(one: Measured, simulated: float | None, subject: float | None) -> Row:
+    return Row(
+        name=f"{one.workload}, seed {one.seed}: {one.label}",
+        workload=one.workload,
+        policy=one.policy,
+        seed=one.seed,
+        split=one.split,
+        seconds=one.seconds,
+        ratio=round(one.seconds / subject, 4) if subject else None,
+        simulated=round(simulated, 2) if simulated is not None else None,
+        error=round(simulated / one.seconds - 1, 4) if simulated is not None else None,
+        staleness=one.staleness,
+        moves=one.moves,
+        planned_moves=one.planned_moves,
+        busy_share=one.busy_share,
+        note=_note(one),
+    )
+
+
+def _note(one: Measured) -> str:
+    notes = []
+    if one.submitted != one.executions:
+        notes.append(f"{one.executions - one.submitted} of {one.executions} executions were not submitted")
+    if one.busy_share > BUSY_SHARE:
+        notes.append(f"processors {one.busy_share:.0%} busy: the machine was measured as well")
+    return "; ".join(notes)
+
+
+def bars_of(rows: Iterable[Row], subject: str, least: dict[str, float]) -> list[Bar]:
+    """`least`: the ratio that each other policy must reach in every seed. Predictions are judged over all rows."""
+    rows = list(rows)
+    bars: list[Bar] = []
+    for policy, ratio in least.items():
+        found = [row.ratio for row in rows if row.policy == policy and row.ratio is not None]
+        if found:
+            met = sum(value >= ratio for value in found)
+            bars.append(
+                Bar(
+                    name=f"{policy} / {subject}",
+                    value=", ".join(f"{value:.3f}" for value in found),
+                    bar=f">= {ratio:g} in every seed",
+                    met=met == len(found),
+                )
+            )
+    stale = {row.policy: round(fmean(r.staleness for r in rows if r.policy == row.policy), 3) for row in rows}
+    if len(stale) > 1:
+        spread = max(stale.values()) - min(stale.values())
+        bars.append(Bar(name="equal E[d]", value=f"{stale}", bar="within 0.05", met=spread <= 0.05))
+    errors = [abs(row.error) for row in rows if row.error is not None]
+    if errors:
+        bars.append(
+            Bar(
+                name="largest error of a prediction",
+                value=round(max(errors), 4),
+                bar=f"<= {PREDICTED_WITHIN:g}",
+                met=max(errors) <= PREDICTED_WITHIN,
+            )
+        )
+    return bars
+
+
+def move_bars(rows: Iterable[Row], policy: str, most: int) -> list[Bar]:
+    """At most `most` planned moves in each phase of each run of `policy`."""
+    found = {row.name: row.planned_moves for row in rows if row.policy == policy}
+    if not found:
+        return []
+    met = all(count <= most for counts in found.values() for count in counts)
+    value = "; ".join(f"{name}: {'/'.join(map(str, counts))}" for name, counts in found.items())
+    return [Bar(name=f"planned moves of {policy} by phase", value=value, bar=f"<= {most} a phase", met=met)]

@@ -1,0 +1,91 @@
+"""`gyre bench schedulers`: the policies side by side on a real stack with paced engines and trainers."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+from rich.console import Console
+from rich.table import Table
+
+from workers.bench.schedulers.compare import DEFAULT_POLICIES, PARTS, compare
+from workers.supervisor.run_folder import CHECKOUT
+
+
+def bench(
+    part: Literal["heavy-tailed", "two-phases"] = "heavy-tailed",
+    *,
+    policies: list[str] | None = None,
+    seeds: list[int] | None = None,
+    split: int | None = None,
+    out: Path | None = None,
+    resume: bool = False,
+    json_: bool = False,
+) -> None:
+    """Run the same executions under each policy and set the simulator's predictions beside them.
+
+    Parameters
+    ----------
+    part
+        `heavy-tailed`: waterlevel against async and colocate. `two-phases`: throughput against async.
+    policies
+        Which ones; all of the part without it.
+    seeds
+        Which workload files; all of the part without it.
+    split
+        Training cells of async; the best one is searched without it.
+    out
+        Where the runs are kept; `var/bench/schedulers` without it.
+    resume
+        Take over runs that are there already.
+    json_
+        Print JSON alone.
+    """
+    progress = Console(stderr=True)
+    result = asyncio.run(
+        compare(
+            PARTS[part],
+            out or CHECKOUT / "var" / "bench" / "schedulers",
+            lambda text: progress.print(text, highlight=False),
+            policies=policies or DEFAULT_POLICIES[part],
+            seeds=seeds or (),
+            split=split,
+            resume=resume,
+        )
+    )
+    if json_:
+        print(json.dumps(result))
+    else:
+        show(result, Console())
+
+
+def show(result: dict[str, Any], console: Console) -> None:
+    """The rows and the bars as tables."""
+    table = Table(
+        *("run", "seconds", "ratio", "simulated", "error", "E[d]", "moves", "busy"),
+        title=f"{result['part']}: {result['note']}",
+        title_justify="left",
+    )
+    for row in result["rows"]:
+        split = f" ({row['split']} train)" if row["split"] else ""
+        table.add_row(
+            f"{row['name']}{split}",
+            f"{row['seconds']:.1f}",
+            _number(row["ratio"], ".3f"),
+            _number(row["simulated"], ".1f"),
+            _number(row["error"], "+.1%"),
+            f"{row['staleness']:.2f}",
+            str(row["moves"]),
+            f"{row['busy_share']:.0%}",
+        )
+    console.print(table)
+    for row in result["rows"]:
+        if row["note"]:
+            console.print(f"{row['name']}: {row['note']}")
+    for bar in result["bars"]:
+        verdict = "met" if bar["met"] else "MISSED"
+        console.print(f"{verdict}: {bar['name']} {bar['value']} ({bar['bar']})", highlight=False)
+
+
+def _number(value: float | None, form: str) -> str:
+    return "" if value is None else format(value, form)
