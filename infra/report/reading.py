@@ -15,6 +15,18 @@ from infra.settings.fleet import Fleet
 from workflows.messages.errors import InvalidInput
 
 ROWS_AT_ONCE = 500
+_READ = (
+    schema.executions,
+    schema.calls,
+    schema.segments,
+    schema.groups,
+    schema.batches,
+    schema.micro_steps,
+    schema.claims,
+    schema.transitions,
+    schema.ledger,
+    schema.boots,
+)
 
 
 @dataclass(frozen=True)
@@ -113,7 +125,8 @@ def require_current(engine: Engine, run: str) -> None:
     if not present & schema.metadata.tables.keys():
         schema.metadata.create_all(engine)
         return
-    for name, table in schema.metadata.tables.items():
+    for table in _READ:
+        name = table.name
         columns = {column["name"] for column in inspector.get_columns(name)} if name in present else set()
         missing = [column.name for column in table.columns if column.name not in columns]
         if missing:
