@@ -76,6 +76,9 @@ class ActorClient:
     async def seal(self, request: m.BatchRequest) -> m.SealReply:
         return await self._call("seal", request, m.SealReply)
 
+    async def contribute(self, request: m.Contribute) -> m.BatchReply:
+        return await self._call("contribute", request, m.BatchReply)
+
     async def combine(self, request: m.Combine) -> m.CombineReply:
         return await self._call("combine", request, m.CombineReply)
 

@@ -33,6 +33,8 @@ class ActorLaunch:
     log: Path
     root: Path
     threads: int = 1
+    stages: int = 1
+    combine: str = "reads"
     keep_checkpoints: int = 3
     pace: PacedTrainer | None = None
 
@@ -48,6 +50,8 @@ class ActorLaunch:
             log=run.logs / f"actor-{cell}.log",
             root=Path(run.root),
             threads=run.fleet.training_threads,
+            stages=run.fleet.cells[cell].stages,
+            combine=run.fleet.combine,
             keep_checkpoints=run.fleet.keep_checkpoints,
             pace=run.fleet.paced_trainer if run.fleet.trainer == "paced" else None,
         )
@@ -65,6 +69,8 @@ class ActorLaunch:
             "checkpoints": self.checkpoints,
             "objects": self.objects_url,
             "threads": self.threads,
+            "stages": self.stages,
+            "combine": self.combine,
             "keep-checkpoints": self.keep_checkpoints,
             "parent": os.getpid(),
         }

@@ -27,6 +27,7 @@ ROUTES: dict[str, tuple[type[m.ActorRequest], type[Message]]] = {
     "open_batch": (m.OpenBatch, m.BatchReply),
     "run_micro_step": (m.RunMicroStep, m.MicroStepReply),
     "seal": (m.BatchRequest, m.SealReply),
+    "contribute": (m.Contribute, m.BatchReply),
     "combine": (m.Combine, m.CombineReply),
     "take_back": (m.BatchRequest, m.BatchReply),
     "commit": (m.Commit, m.BatchReply),

@@ -53,7 +53,10 @@ class Fleet(Message):
         default="auto", description="of harnesses; auto: whatever this machine allows, which `gyre doctor` shows"
     )
     task_sets: dict[str, str] = {"demo": "var/demo/tasks"}
-    training_threads: int = Field(default=1, ge=1)
+    training_threads: int = Field(default=1, ge=1, description="of each training process: a stage is one")
+    combine: Literal["reads", "groups"] = Field(
+        default="reads", description="how the core gets gradients: one-sided reads, or communication groups by prefix"
+    )
     weights_folder: str = Field(default="/dev/shm", description="memory-backed storage for published weights")
     kv_handoff: bool = True
     kv_host_tokens: int = Field(default=65536, ge=0, description="host pool of the KV linker, in tokens")

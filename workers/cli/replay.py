@@ -40,6 +40,7 @@ def replay(batch: str, /, *, run_dir: str | None = None, threads: int | None = N
         base=Path(manifest.model_folder),
         checkpoints=manifest.checkpoints,
         objects=ObjectStore(manifest.object_store_url),
+        staged=frozenset(cell.index for cell in manifest.fleet.cells if cell.stages > 1),
     )
     same = result.same_bits or result.norm_error <= TOLERANCE
     if json_:

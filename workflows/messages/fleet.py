@@ -27,6 +27,7 @@ class CellSpec(Message):
     slots: int = Field(default=8, ge=1, description="executions its engine may serve at once: C_e")
     kv_tokens: int = Field(default=16384, ge=1)
     trains: bool = True
+    stages: int = Field(default=1, ge=1, description="pipeline stages of its trainer, a process each")
 
 
 class CellWorkerUp(Message):

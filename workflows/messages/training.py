@@ -214,7 +214,8 @@ class RunMicroStep(ActorRequest):
 
 
 class MicroStepReply(Message):
-    """The claim, as the batch records it. `repeated`: it was in the sum already and was not computed again."""
+    """The claim, as the batch records it. `repeated`: it was in the sum already and was not computed again. `order`: so
+    many micro-steps were in the cell's sum before it."""
 
     batch: str
     index: int
@@ -222,13 +223,18 @@ class MicroStepReply(Message):
     cell: int
     boot_epoch: int
     version: int
+    checksum: Checksum = Field(default="", description="of the weights the gradient was computed with")
     repeated: bool
+    order: int = Field(default=0, ge=0)
     seconds: float
     metrics: TokenMetrics
 
 
 class SealReply(Message):
-    """The set really accumulated, and where its gradient can be read. Nothing accumulated: no manifest."""
+    """The set really accumulated, and where its gradient can be read. Nothing accumulated: no manifest.
+
+    `meeting`: where a prefix group can meet; of a core that is told to combine that way.
+    """
 
     batch: str
     cell: int
@@ -237,6 +243,7 @@ class SealReply(Message):
     accumulated: tuple[Accumulated, ...]
     metrics: TokenMetrics
     manifest: BufferManifest | None
+    meeting: str = ""
 
 
 class Participant(Message):
@@ -246,6 +253,33 @@ class Participant(Message):
     boot_epoch: int = Field(ge=0)
     accumulated: tuple[Accumulated, ...]
     manifest: BufferManifest
+
+
+class CombineGroup(Message):
+    """A communication group over a prefix of the training cells: `members` are (cell, boot epoch), the core first.
+
+    `meeting` is the core's, ``host:port/generation``; `timeout_seconds` bounds every wait in the group.
+    """
+
+    meeting: str = Field(pattern=r"^[^\s:/]+:\d+/\d+$")
+    members: tuple[tuple[int, int], ...]
+    timeout_seconds: float = Field(default=20, gt=0)
+
+    @property
+    def cells(self) -> tuple[int, ...]:
+        return tuple(cell for cell, _ in self.members)
+
+    @property
+    def name(self) -> str:
+        """The same for everybody who means the same group, another one for any other boot or generation."""
+        return f"{self.meeting.rsplit('/', 1)[1]}/" + ",".join(f"{cell}.{boot}" for cell, boot in self.members)
+
+
+class Contribute(ActorRequest):
+    """A satellite's part in combining by a prefix group: hand the sealed sum of `batch` to the core."""
+
+    batch: str
+    group: CombineGroup
 
 
 class Combine(ActorRequest):
@@ -266,6 +300,7 @@ class Combine(ActorRequest):
     max_grad_norm: float = Field(gt=0)
     counters: dict[str, JsonValue] = Field({}, description="stored in the checkpoint, handed back by restore")
     timeout_seconds: float = Field(60, gt=0, description="for reading one participant's gradient")
+    group: CombineGroup | None = Field(default=None, description="by a prefix group; None, or if it breaks: by reads")
 
 
 class CombineReply(Message):

@@ -34,6 +34,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--checkpoints", type=Path, required=True)
     parser.add_argument("--objects", required=True, help="URL of the run's object store")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--stages", type=int, default=1, help="pipeline stages; every one but the first is a process")
+    parser.add_argument("--combine", choices=("reads", "groups"), default="reads")
     parser.add_argument("--keep-checkpoints", type=int, default=3)
     parser.add_argument("--pace", default="", help="JSON of a PacedTrainer: compute nothing, take that time")
     parser.add_argument("--parent", type=int, default=0, help="pid to die with; 0: do not check")
@@ -62,6 +64,7 @@ def main() -> None:
         checkpoints=options.checkpoints,
         objects_url=options.objects,
         keep_checkpoints=options.keep_checkpoints,
+        combine=options.combine,
         code_version=code_version(),
     )
     server = ActorServer(_actor(settings, options), key)
@@ -80,7 +83,11 @@ def _actor(settings: "ActorSettings", options: argparse.Namespace) -> "TrainingA
     from workers.cell.training.actor import TrainingActor
 
     torch.set_num_threads(options.threads)
-    return TrainingActor(settings)
+    if options.stages == 1:
+        return TrainingActor(settings)
+    from workers.cell.training.pipeline.launch import start_pipeline
+
+    return TrainingActor(settings, stream=start_pipeline(settings.model, options.stages))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ of a micro-step may claim it; a batch that ended or was superseded never comes b
 """
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from workflows.messages.errors import Fenced, VersionMismatch
 from workflows.messages.training import Accumulated, BatchPhase, TokenMetrics
@@ -18,12 +18,13 @@ _REMEMBERED_BATCHES = 256
 
 @dataclass(frozen=True)
 class Entry:
-    """One micro-step in the sum. `payload` is the sha256 of what was computed."""
+    """One micro-step in the sum. `payload` is the sha256 of what was computed, `order` its place in the sum."""
 
     attempt: int
     payload: str
     metrics: TokenMetrics
     seconds: float
+    order: int = 0
 
 
 class Accumulator:
@@ -77,7 +78,7 @@ class Accumulator:
             raise Fenced(f"attempt {attempt} of micro-step {index}; attempt {entry.attempt} holds it")
         if payload != entry.payload:
             raise Fenced(f"micro-step {index} comes back with another payload")
-        taken = Entry(attempt, payload, entry.metrics, entry.seconds)
+        taken = replace(entry, attempt=attempt)
         self._entries[index] = taken
         return taken
 

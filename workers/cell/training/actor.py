@@ -6,56 +6,61 @@ did not verify are never used; only the core (cell 0) has an optimizer and check
 Threads: `status`, `expose_snapshot` and `release_snapshot` may be called at any time; everything else by one thread.
 """
 
-import logging
 import os
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
+from torch import Tensor
 
 from infra.checkpoints import CheckpointStore
 from infra.logprob_gaps import histogram, percentile
-from infra.micro_steps import PackedMicroStep, decode
+from infra.micro_steps import decode
 from infra.objects import ObjectStore
 from infra.processes.identity import read_stat
 from infra.transfer import TransferEndpoint
 from infra.weights.architecture import Architecture
-from workers.cell.training.accumulator import Accumulator, Entry
+from workers.cell.training.accumulator import Accumulator
 from workers.cell.training.combine import CombinedGradient, normalise_and_clip, sum_in_order
+from workers.cell.training.compute import Answer
 from workers.cell.training.custody import WeightsCustody
+from workers.cell.training.flow import MicroStepFlow
 from workers.cell.training.gradients import GradientBuffer, read_gradients
-from workers.cell.training.loss import LossSettings
 from workers.cell.training.model import build_model
 from workers.cell.training.optimizer import CoreOptimizer
 from workers.cell.training.participants import check_participants
+from workers.cell.training.prefix_groups import PrefixGroups
 from workers.cell.training.reference import ReferencePolicies
 from workers.cell.training.settings import ActorSettings
 from workers.cell.training.snapshots import Snapshots
-from workers.cell.training.stream import MicroStepStream, SingleStageStream, target_logprobs
+from workers.cell.training.stream import MicroStepStream, SingleStageStream, Targets
 from workers.cell.training.updates import Updates, micro_steps
 from workers.cell.training.weights_state import WeightsState
 from workflows.messages import training as m
-from workflows.messages.errors import Fenced, InvalidInput, Permanent, StillHeld, VersionMismatch
-from workflows.messages.group import MicroStep
-
-log = logging.getLogger(__name__)
+from workflows.messages.errors import Fenced, InvalidInput, StillHeld, VersionMismatch
 
 
 class TrainingActor:
-    """One per cell; lives as long as its cell worker, across role changes."""
+    """One per cell; lives as long as its cell worker, across role changes.
 
-    def __init__(self, settings: ActorSettings, endpoint: TransferEndpoint | None = None) -> None:
+    `stream`: what computes; one stage in this process unless given.
+    """
+
+    def __init__(
+        self, settings: ActorSettings, endpoint: TransferEndpoint | None = None, stream: MicroStepStream | None = None
+    ) -> None:
         self.settings = settings
         self.lease_epoch = 0
         self._arch = Architecture.from_folder(settings.model)
-        self._model = build_model(self._arch)
+        self._stream = stream or SingleStageStream(build_model(self._arch, dtype=getattr(torch, settings.dtype)))
+        self._model = self._stream.whole
         self._endpoint = endpoint or TransferEndpoint()
         self._objects = ObjectStore(settings.objects_url)
-        self._references = ReferencePolicies(settings.model)
-        self._stream: MicroStepStream = SingleStageStream(self._model, self._references)
+        self._stream.reference = self._references = ReferencePolicies(settings.model)
         self._books = Accumulator()
         self._weights = WeightsState()
+        self._flow = MicroStepFlow(settings, self._books, self._weights, self._stream, self._buffer)
         self._snapshots = Snapshots(self._model, self._endpoint, settings.boot_epoch)
+        self._groups = PrefixGroups(settings.cell)
         self._gradients: GradientBuffer | None = None
         self._optimizer: CoreOptimizer | None = None
         self._updates: Updates | None = None
@@ -127,7 +132,7 @@ class TrainingActor:
 
     def resume(self, request: m.Resume) -> m.ResourceReply:
         if self._gradients is None:
-            self._gradients = GradientBuffer(self._model, self._endpoint)
+            self._gradients = self._stream.gradient_buffer(self._endpoint)
         return self._resources()
 
     def release(self, request: m.Release) -> m.ResourceReply:
@@ -144,8 +149,8 @@ class TrainingActor:
 
     def open_batch(self, request: m.OpenBatch) -> m.BatchReply:
         """Raises VersionMismatch for other weights, StillHeld before `resume`, Fenced for a batch that is over."""
-        self._weights.require(request.version, request.checksum)
-        buffer = self._buffer()
+        held, buffer = self._weights.require(request.version, request.checksum), self._buffer()
+        self._stream.hold(held)
         if self._books.open(request.batch, request.version):
             buffer.zero()
             buffer.attach()
@@ -154,28 +159,30 @@ class TrainingActor:
     def run_micro_step(
         self, request: m.RunMicroStep, generation: int, abandoned: Callable[[], bool] = lambda: False
     ) -> m.MicroStepReply:
-        """Add a micro-step to the sum. `abandoned` says, before the work starts, that nobody waits for it any more."""
-        step, payload = request.micro_step, request.micro_step.payload
-        known = self._books.admit(step.batch, step.index, request.attempt, payload.sha256, generation)
-        if known is not None:
-            return self._claim(request, known, repeated=True)
-        if abandoned():
-            raise Fenced(f"attempt {request.attempt} of micro-step {step.index} was given up by its caller")
-        self._weights.require(self._books.version)
-        started = time.monotonic()
-        packed = self._fetch(step)
-        metrics = self._add_gradient(packed, request.loss)
-        entry = Entry(request.attempt, payload.sha256, metrics, time.monotonic() - started)
-        self._books.add(step.index, entry)
-        return self._claim(request, entry, repeated=False)
+        """Add a micro-step to the sum, from beginning to end. `abandoned` says, before the work starts, that nobody
+        waits for it any more."""
+        return self._flow.run(request, generation, abandoned)
+
+    @property
+    def in_flight(self) -> int:
+        """Micro-steps fed and not yet answered: with this, `feed` and `advance` it is a `compute.Flow`."""
+        return self._flow.in_flight
+
+    def feed(self, request: m.RunMicroStep, generation: int, abandoned: Callable[[], bool], answer: Answer) -> None:
+        self._flow.feed(request, generation, abandoned, answer)
+
+    def advance(self) -> None:
+        self._flow.advance()
 
     def seal(self, request: m.BatchRequest) -> m.SealReply:
-        self._stream.drain()
+        self._flow.settle()
         self._books.seal(request.batch)
         accumulated = self._books.accumulated
         manifest = None
         if accumulated:
-            manifest = self._buffer().manifest(self._books.version, self.settings.boot_epoch)
+            buffer = self._buffer()
+            buffer.complete()
+            manifest = buffer.manifest(self._books.version, self.settings.boot_epoch)
         return m.SealReply(
             batch=request.batch,
             cell=self.settings.cell,
@@ -184,7 +191,14 @@ class TrainingActor:
             accumulated=accumulated,
             metrics=self._books.metrics,
             manifest=manifest,
+            meeting=self._groups.meeting if self._updates is not None and self.settings.combine == "groups" else "",
         )
+
+    def contribute(self, request: m.Contribute) -> m.BatchReply:
+        """Take part in the core's `combine` by a prefix group; raises TransferFailed if the group breaks."""
+        self._books.require_sealed(request.batch)
+        self._groups.contribute(request.group, self._buffer().flat)
+        return self._batch_reply(request.batch)
 
     def combine(self, request: m.Combine) -> m.CombineReply:
         """Core only; see `Updates`. Asked again for the batch just applied, it answers as before."""
@@ -237,8 +251,9 @@ class TrainingActor:
         if held is None:
             raise VersionMismatch("no verified weights are held")
         packed = decode(self._objects.get(request.payload))
+        self._stream.hold(held)
         with torch.no_grad():
-            targets = target_logprobs(self._model, packed)
+            targets = Targets.of(self._stream.look(packed), packed)
             same = targets.versions == held.version
             gaps = (targets.logprobs - targets.behaviour).abs()[same].cpu().numpy()
         counts = histogram(gaps) if len(gaps) else {}
@@ -253,47 +268,23 @@ class TrainingActor:
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
-    def _fetch(self, step: MicroStep) -> PackedMicroStep:
-        packed = decode(self._objects.get(step.payload))
-        if (packed.header.batch, packed.header.index) != (step.batch, step.index):
-            raise InvalidInput(f"holds micro-step {packed.header.index} of {packed.header.batch}", field="payload")
-        return packed
-
-    def _add_gradient(self, packed: PackedMicroStep, settings: LossSettings) -> m.TokenMetrics:
-        buffer = self._buffer()
-        try:
-            metrics = self._stream.run(packed, settings)
-            if not buffer.is_attached():
-                raise Permanent("a gradient was added outside the buffer")
-            return metrics
-        except (InvalidInput, Permanent):
-            if buffer.is_attached():
-                raise  # refused before the backward pass: the sum is as it was
-            self._spoil(buffer)
-            raise
-        except BaseException:
-            self._spoil(buffer)
-            raise
-
-    def _spoil(self, buffer: GradientBuffer) -> None:
-        log.error("a micro-step broke off; the gradient sum of %s on this cell is discarded", self._books.batch)
-        buffer.zero()
-        buffer.attach()
-        self._books.spoil()
-
     def _combined(self, request: m.Combine) -> CombinedGradient | None:
         if not micro_steps(request) or not request.valid_executions:
             return None
-        buffer = self._buffer()
-        in_order = sorted(request.participants, key=lambda participant: participant.cell)
-        others = (
-            read_gradients(self._endpoint, participant.manifest, buffer.layout, request.timeout_seconds)
-            for participant in in_order
-        )
-        total = sum_in_order(buffer.flat, others)
+        buffer, total = self._buffer(), None
+        if request.group is not None and len(request.group.members) > 1:
+            total = self._groups.total(request.group, buffer.flat, request.participants)
+        if total is None:
+            total = sum_in_order(buffer.flat, self._read(request, buffer))
         if not total.any():
             return None  # every target was masked: moments and step count must not move
         return normalise_and_clip(total, request.valid_executions, request.max_grad_norm)
+
+    def _read(self, request: m.Combine, buffer: GradientBuffer) -> Iterator[Tensor]:
+        for participant in sorted(request.participants, key=lambda participant: participant.cell):
+            yield read_gradients(
+                self._endpoint, participant.manifest, buffer.layout, request.timeout_seconds, buffer.flat.dtype
+            )
 
     def _commit_update(self, request: m.Commit, updates: Updates) -> None:
         reply = updates.reply
@@ -322,19 +313,6 @@ class TrainingActor:
         if self._gradients is None:
             raise StillHeld("training resources are released; resume first")
         return self._gradients
-
-    def _claim(self, request: m.RunMicroStep, entry: Entry, *, repeated: bool) -> m.MicroStepReply:
-        return m.MicroStepReply(
-            batch=request.micro_step.batch,
-            index=request.micro_step.index,
-            attempt=entry.attempt,
-            cell=self.settings.cell,
-            boot_epoch=self.settings.boot_epoch,
-            version=self._books.version,
-            repeated=repeated,
-            seconds=entry.seconds,
-            metrics=entry.metrics,
-        )
 
     def _batch_reply(self, batch: str) -> m.BatchReply:
         is_held = batch == self._books.batch

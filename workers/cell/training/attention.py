@@ -85,14 +85,14 @@ def layer_spec() -> ModuleSpec:
 class PerTokenRotary(torch.nn.Module):
     """Rotary angles for explicit positions; the stock module only counts upwards.
 
-    `positions` [b, s] is set before each forward; returns angles [s, b, 1, head_dim].
+    `positions` [b, s] is set before each forward; returns angles [s, b, 1, head_dim] in `dtype`.
     """
 
-    def __init__(self, head_dim: int, theta: float) -> None:
+    def __init__(self, head_dim: int, theta: float, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
         self.positions: Tensor | None = None
         self.inverse_frequencies: Tensor
-        exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+        exponents = torch.arange(0, head_dim, 2, dtype=dtype) / head_dim
         self.register_buffer("inverse_frequencies", 1.0 / (theta**exponents), persistent=False)
 
     def get_rotary_seq_len(self, *args, **kwargs) -> int:
@@ -102,5 +102,5 @@ class PerTokenRotary(torch.nn.Module):
     def forward(self, *args, **kwargs) -> Tensor:
         if self.positions is None:
             raise RuntimeError("positions must be set before the forward pass")
-        angles = self.positions.t().to(torch.float32)[..., None] * self.inverse_frequencies
+        angles = self.positions.t().to(self.inverse_frequencies.dtype)[..., None] * self.inverse_frequencies
         return torch.cat((angles, angles), dim=-1)[:, :, None]

@@ -1,17 +1,25 @@
-"""What Megatron-core needs to run in one process, with or without CUDA.
+"""What Megatron-core needs to run, with or without CUDA: process groups, and shims that are active only without CUDA.
 
-With PP = TP = DP = 1 and our own loss nothing has to be patched on a CPU: Megatron only asks for process groups. They
-are made over an in-process store, so there is no port. Shims that a CPU will need for more than one pipeline stage
-belong here and must be active only without CUDA.
+Megatron asks every model for its process groups. Each process here is a tensor, context, expert and data parallel
+group of its own; stages of a pipeline talk over two groups of their own, one for each direction. With one stage
+everything is made over an in-process store, so there is no port.
 """
+
+from dataclasses import dataclass
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from megatron.core.process_groups_config import ProcessGroupCollection
-from torch.distributed import HashStore  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed import HashStore, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 _GROUPS = ("tp", "cp", "pp", "embd", "pos_embd", "dp", "dp_cp", "ep", "tp_cp", "mp")
 _EXPERT_GROUPS = ("expt_tp", "tp_ep", "tp_ep_pp", "expt_dp", "tp_dp_cp")
+_alone: list[dist.ProcessGroup] = []
+"""The group of this process alone, once it has joined others."""
+
+NEIGHBOUR_SECONDS = 1800.0
+"""How long a stage waits for hidden states that it knows to be on their way."""
 
 
 def device() -> torch.device:
@@ -22,7 +30,49 @@ def device() -> torch.device:
 def single_process_groups() -> ProcessGroupCollection:
     """Every group Megatron asks for, all of this one process. Idempotent within the process."""
     if not dist.is_initialized():
-        backend = "nccl" if torch.cuda.is_available() else "gloo"
-        dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
-    world = dist.group.WORLD
-    return ProcessGroupCollection(**dict.fromkeys(_GROUPS + _EXPERT_GROUPS, world))
+        dist.init_process_group(_backend(), store=HashStore(), rank=0, world_size=1)
+    alone = _alone[0] if _alone else dist.group.WORLD
+    return ProcessGroupCollection(**dict.fromkeys(_GROUPS + _EXPERT_GROUPS, alone))
+
+
+@dataclass(frozen=True)
+class StageGroups:
+    """The groups over which stages pass hidden states on, and their gradients back."""
+
+    forward: dist.ProcessGroup
+    backward: dist.ProcessGroup
+
+    def leave(self) -> None:
+        """Tear all groups of this process down."""
+        _alone.clear()
+        dist.destroy_process_group()
+
+
+def host_store(stages: int, timeout_seconds: float) -> TCPStore:
+    """The meeting point of a cell's stages, on a free port of this host's loopback."""
+    timeout = timedelta(seconds=timeout_seconds)
+    return TCPStore("127.0.0.1", 0, stages, is_master=True, timeout=timeout, wait_for_workers=False)
+
+
+def join_stages(port: int, stage: int, stages: int, *, store: TCPStore | None = None) -> StageGroups:
+    """Meet the cell's other stages; call before any model is built. Raises RuntimeError if they do not come."""
+    if not torch.cuda.is_available():
+        install_shims()
+    else:
+        torch.cuda.set_device(stage % torch.cuda.device_count())
+    store = store or TCPStore("127.0.0.1", port, stages, is_master=False, timeout=timedelta(seconds=300))
+    timeout = timedelta(seconds=NEIGHBOUR_SECONDS)
+    dist.init_process_group(_backend(), store=store, rank=stage, world_size=stages, timeout=timeout)
+    groups = [dist.new_group([one]) for one in range(stages)]  # every process makes every group, in the same order
+    _alone.append(groups[stage])  # pyright: ignore[reportArgumentType]
+    everyone = list(range(stages))
+    return StageGroups(dist.new_group(everyone), dist.new_group(everyone))  # pyright: ignore[reportArgumentType]
+
+
+def install_shims() -> None:
+    """On a CPU, Megatron's point-to-point communicator asks CUDA for the current device to receive into."""
+    torch.cuda.current_device = lambda: torch.device("cpu")  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _backend() -> str:
+    return "nccl" if torch.cuda.is_available() else "gloo"

@@ -13,20 +13,20 @@ from infra.checkpoints.contents import load_moments, load_random, write_contents
 from infra.weights.checksum import weights_checksum
 from infra.weights.folder import load_weights
 from workers.cell.training import random_state
-from workers.cell.training.model import PolicyModel
 from workers.cell.training.optimizer import CoreOptimizer
+from workers.cell.training.whole import WholePolicy
 from workflows.messages.errors import CheckpointUnusable
 
 
 def save_checkpoint(
-    store: CheckpointStore, meta: CheckpointMeta, model: PolicyModel, optimizer: CoreOptimizer, companions_from: Path
+    store: CheckpointStore, meta: CheckpointMeta, model: WholePolicy, optimizer: CoreOptimizer, companions_from: Path
 ) -> Checkpoint:
     """Write the core's whole state as one durable checkpoint."""
     weights, moments, random = model.hf_weights(), optimizer.state(), random_state.capture()
     return store.write(meta, lambda folder: write_contents(folder, weights, moments, random, companions_from))
 
 
-def load_checkpoint(checkpoint: Checkpoint, model: PolicyModel, optimizer: CoreOptimizer | None) -> str:
+def load_checkpoint(checkpoint: Checkpoint, model: WholePolicy, optimizer: CoreOptimizer | None) -> str:
     """Put a verified checkpoint into the model (and the optimizer, on the core); returns the weights checksum.
 
     Raises CheckpointUnusable if what was loaded is not what the checkpoint promises.

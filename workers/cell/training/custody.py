@@ -13,10 +13,10 @@ from infra.weights.checksum import weights_checksum
 from infra.weights.folder import export_folder, load_weights
 from workers.cell.training import random_state
 from workers.cell.training.checkpointing import load_checkpoint
-from workers.cell.training.model import PolicyModel
 from workers.cell.training.optimizer import CoreOptimizer
 from workers.cell.training.snapshots import Snapshots, pull_weights
 from workers.cell.training.weights_state import HeldWeights, WeightsState
+from workers.cell.training.whole import WholePolicy
 from workflows.messages import training as m
 from workflows.messages.errors import Fenced, VersionMismatch
 
@@ -26,7 +26,7 @@ class WeightsCustody:
 
     def __init__(
         self,
-        model: PolicyModel,
+        model: WholePolicy,
         optimizer: CoreOptimizer | None,
         state: WeightsState,
         store: CheckpointStore,

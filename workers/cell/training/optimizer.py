@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from infra.weights.names import from_hf, to_hf
-from workers.cell.training.model import PolicyModel
+from workers.cell.training.whole import WholePolicy
 from workflows.messages.errors import CheckpointUnusable
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -34,7 +34,7 @@ class AdamSettings:
 class CoreOptimizer:
     """Lives on the core as long as its actor. `steps` counts updates."""
 
-    def __init__(self, model: PolicyModel) -> None:
+    def __init__(self, model: WholePolicy) -> None:
         self._model = model
         self._named = dict(model.named_parameters())
         self.reset()

@@ -24,7 +24,8 @@ from infra.weights.checksum import weights_checksum
 from infra.weights.folder import load_weights
 from infra.weights.layout import FlatLayout
 from workers.cell.training.combine import CombinedGradient, normalise_and_clip, sum_in_order
-from workers.cell.training.model import PolicyModel, build_model
+from workers.cell.training.model import build_model
+from workers.cell.training.parts import EMBEDDING, HEAD, ModelPart
 from workers.cell.training.reference import ReferencePolicies
 from workers.cell.training.stream import SingleStageStream
 from workflows.messages.base import Message
@@ -82,13 +83,11 @@ def recorded(engine: Engine, batch: str) -> RecordedBatch:
         if not row.gradient_checksum:
             raise InvalidInput("made no update, so there is no gradient to compare with", field="batch")
         before = connection.execute(select(updates).where(updates.c.version == row.version_before)).one()
-        done = connection.execute(
-            select(claims).where(claims.c.batch == batch, claims.c.done_at.is_not(None)).order_by(claims.c.done_at)
-        ).all()
+        done = connection.execute(select(claims).where(claims.c.batch == batch, claims.c.done_at.is_not(None))).all()
         stored = connection.execute(select(micro_steps).where(micro_steps.c.batch == batch)).all()
     accepted = {(entry["index"], entry["attempt"], entry["cell"], entry["boot_epoch"]) for entry in row.accepted}
     order: dict[int, list[int]] = {}
-    for claim in done:
+    for claim in sorted(done, key=lambda claim: ((claim.metrics or {}).get("order", 0), claim.done_at)):
         if (claim.micro_step, claim.attempt, claim.cell, claim.boot_epoch) in accepted:
             order.setdefault(claim.cell, []).append(claim.micro_step)
     if sum(map(len, order.values())) != len(accepted):
@@ -107,18 +106,24 @@ def recorded(engine: Engine, batch: str) -> RecordedBatch:
     )
 
 
-def replay(found: RecordedBatch, *, base: Path, checkpoints: Path, objects: ObjectStore) -> BatchReplay:
-    """Recompute. Raises VersionMismatch if the weights it needs are not kept any more, or are other ones."""
+def replay(
+    found: RecordedBatch, *, base: Path, checkpoints: Path, objects: ObjectStore, staged: frozenset[int] = frozenset()
+) -> BatchReplay:
+    """Recompute. `staged`: the cells that computed in several pipeline stages.
+
+    Raises VersionMismatch if the weights it needs are not kept any more, or are other ones.
+    """
     started = time.monotonic()
-    model = build_model(Architecture.from_folder(base))
-    model.load_hf(load_weights(_weights_folder(found, base, checkpoints)))
-    if weights_checksum(model.hf_weights()) != found.weights_checksum:
+    weights, arch = load_weights(_weights_folder(found, base, checkpoints)), Architecture.from_folder(base)
+    if weights_checksum(weights) != found.weights_checksum:
         raise VersionMismatch(f"the weights of version {found.version} here are not those the batch started from")
-    stream = SingleStageStream(model, ReferencePolicies(base))
-    sums = [
-        cell_sum(model, stream, [_fetch(objects, *found.payloads[index]) for index in found.order[cell]], found.settings)
-        for cell in sorted(found.order)
-    ]
+    references = ReferencePolicies(base)
+    sums: list[Tensor] = []
+    for cell, own_head in sorted((cell, cell in staged) for cell in found.order):
+        model = build_model(arch, ModelPart.whole(arch, own_head=own_head))
+        model.load_hf(weights)
+        steps = [_fetch(objects, *found.payloads[index]) for index in found.order[cell]]
+        sums.append(cell_sum(SingleStageStream(model, references), steps, found.settings))
     combined = combine(sums, found.normalizer, found.settings.max_grad_norm)
     return BatchReplay(
         batch=found.batch,
@@ -133,10 +138,13 @@ def replay(found: RecordedBatch, *, base: Path, checkpoints: Path, objects: Obje
     )
 
 
-def cell_sum(
-    model: PolicyModel, stream: SingleStageStream, steps: Sequence[PackedMicroStep], settings: Training
-) -> Tensor:
-    """fp32 [elements]: the gradients of `steps`, added one after the other as an actor does."""
+def cell_sum(stream: SingleStageStream, steps: Sequence[PackedMicroStep], settings: Training) -> Tensor:
+    """fp32 [elements]: the gradients of `steps`, added one after the other as an actor does.
+
+    In several stages, a tied embedding's two uses are summed apart and added up at the end, and so they are here if the
+    stream's model has a head of its own.
+    """
+    model = stream.whole
     parameters = dict(model.named_parameters())
     layout = FlatLayout.of({name: tuple(parameter.shape) for name, parameter in parameters.items()})
     flat = torch.zeros(layout.elements, dtype=torch.float32)
@@ -147,7 +155,15 @@ def cell_sum(
     stream.drain()
     for parameter in parameters.values():
         parameter.grad = None
+    if model.arch.tied and model.part.own_head:
+        return _with_both_uses(layout, flat)
     return flat
+
+
+def _with_both_uses(layout: FlatLayout, flat: Tensor) -> Tensor:
+    views = layout.views(flat)
+    views[EMBEDDING] += views.pop(HEAD)
+    return torch.cat([views[name].flatten() for name in sorted(views)])
 
 
 def combine(sums: Sequence[Tensor], normalizer: int, max_norm: float) -> CombinedGradient:

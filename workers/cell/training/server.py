@@ -1,6 +1,7 @@
 """The actor's control server: HTTP on loopback, a bearer key, one compute thread.
 
-Requests that change the actor run one after the other in that thread, in order of arrival; `status`, `expose_snapshot`
+Requests that change the actor run one after the other in that thread, in order of arrival (`compute` has what several
+pipeline stages make of that); `status`, `expose_snapshot`
 and `release_snapshot` run beside it, so a satellite can join, and a supervisor look, while the core computes.
 """
 
@@ -10,6 +11,7 @@ import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
@@ -19,6 +21,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from infra.actor.wire import ROUTES, ErrorBody, body_of, status_of
+from workers.cell.training.compute import Answer, ComputeThread
 from workflows.messages.base import Message
 from workflows.messages.errors import GyreError, InvalidInput
 from workflows.messages.training import ActorRequest, RunMicroStep
@@ -39,7 +42,7 @@ class ActorServer:
     def __init__(self, actor: "TrainingActor | PacedActor", key: str) -> None:
         self._actor = actor
         self._authorization = f"Bearer {key}".encode()
-        self._compute = ThreadPoolExecutor(1, thread_name_prefix="compute")
+        self._compute = ComputeThread(actor)
         self._beside = ThreadPoolExecutor(4, thread_name_prefix="beside")
         self._waiting = 0
 
@@ -74,11 +77,10 @@ class ActorServer:
         self._waiting += 1
         try:
             if not isinstance(parsed, RunMicroStep):
-                return await loop.run_in_executor(self._compute, self._fenced, method, parsed)
+                return await asyncio.wrap_future(self._compute.alone(partial(self._fenced, method, parsed)))
             gone = threading.Event()
-            work = loop.run_in_executor(
-                self._compute, self._fenced, method, parsed, self._actor.generation, gone.is_set
-            )
+            feed = partial(self._feed, parsed, self._actor.generation, gone.is_set)
+            work = asyncio.wrap_future(self._compute.flowing(feed))
             while not (await asyncio.wait({work}, timeout=DISCONNECT_POLL_SECONDS))[0]:
                 if await request.is_disconnected():
                     gone.set()
@@ -90,6 +92,10 @@ class ActorServer:
         """Fenced again when its turn comes: a newer lease may have arrived while it waited."""
         self._actor.fence(parsed)
         return method(parsed, *arguments)
+
+    def _feed(self, parsed: RunMicroStep, generation: int, abandoned: Callable[[], bool], answer: Answer) -> None:
+        self._actor.fence(parsed)
+        self._actor.feed(parsed, generation, abandoned, answer)
 
     async def _status(self, request: Request) -> Response:
         if not self._is_authorized(request):

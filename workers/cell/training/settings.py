@@ -15,3 +15,7 @@ class ActorSettings:
     objects_url: str
     keep_checkpoints: int = 3
     code_version: str = "unknown"
+    combine: str = "reads"
+    """How a core gets the others' gradients: ``reads`` (one-sided) or ``groups`` (`prefix_groups`)."""
+    dtype: str = "float32"
+    """Of parameters and computation; ``float64`` is for tests. Weights are published in fp32 either way."""

@@ -14,7 +14,7 @@ from infra.weights.architecture import Architecture
 from infra.weights.checksum import weights_checksum
 from infra.weights.layout import FlatLayout
 from infra.weights.names import hf_shapes
-from workers.cell.training.model import PolicyModel
+from workers.cell.training.whole import WholePolicy
 from workflows.messages.errors import ChecksumMismatch, StillHeld
 from workflows.messages.training import SnapshotReply
 from workflows.messages.transfer import BufferManifest
@@ -30,7 +30,7 @@ def snapshot_layout(arch: Architecture) -> FlatLayout:
 class Snapshots:
     """The publishing side. Thread-safe; memory is allocated at the first `expose` and freed by `close`."""
 
-    def __init__(self, model: PolicyModel, endpoint: TransferEndpoint, boot_epoch: int) -> None:
+    def __init__(self, model: WholePolicy, endpoint: TransferEndpoint, boot_epoch: int) -> None:
         self._model, self._endpoint, self._boot_epoch = model, endpoint, boot_epoch
         self._layout = snapshot_layout(model.arch)
         self._published: PublishedBuffers | None = None

@@ -1,7 +1,7 @@
 """Forward and backward of micro-steps. One pipeline stage here: each is computed whole, as it comes.
 
-`MicroStepStream` is the seam for the continuous 1F1B pipeline of cells with several stages: `run` may then return
-before the backward of what was fed is done, and `drain` finishes it.
+`MicroStepStream` is what an actor feeds; `pipeline.front` is the one of cells with several stages, where several
+micro-steps are in flight at once.
 """
 
 from collections.abc import Callable
@@ -12,25 +12,63 @@ import torch
 from torch import Tensor
 
 from infra.micro_steps import PackedMicroStep
-from workers.cell.training.attention import AttentionPlan
+from infra.transfer import TransferEndpoint
+from workers.cell.training.gradients import GradientBuffer
 from workers.cell.training.loss import LossSettings, TargetValues, micro_step_loss, token_logprobs
 from workers.cell.training.model import PolicyModel
-from workflows.messages.errors import InvalidInput, Permanent
+from workers.cell.training.step_tensors import StepTensors
+from workers.cell.training.weights_state import HeldWeights
+from workers.cell.training.whole import WholePolicy
+from workflows.messages.errors import GyreError, Permanent
 from workflows.messages.training import TokenMetrics
 
 ReferenceLogprobs = Callable[[PackedMicroStep, LossSettings], Tensor | None]
 """The targets' log-probs [r] under the reference policy the settings name; None if they name none."""
+Fed = Callable[[TokenMetrics | GyreError], None]
+"""Told once what became of a micro-step: its metrics when its gradient is in the sum, or why it was refused."""
 
 
 class MicroStepStream(Protocol):
-    """Turns micro-steps into gradients."""
+    """Turns micro-steps into gradients, in the order in which they are fed."""
 
-    def run(self, step: PackedMicroStep, settings: LossSettings) -> TokenMetrics:
-        """Add the gradient of `step` to the parameters' `.grad`."""
+    reference: ReferenceLogprobs
+
+    @property
+    def whole(self) -> WholePolicy:
+        """The weights it computes with, as soon as `hold` has been called."""
+        ...
+
+    def hold(self, weights: HeldWeights) -> None:
+        """The whole's weights are `weights` now; compute with them. Nothing may be in flight."""
+        ...
+
+    def gradient_buffer(self, endpoint: TransferEndpoint) -> GradientBuffer:
+        """Where the sum is."""
+        ...
+
+    @property
+    def in_flight(self) -> int:
+        """Micro-steps fed and not yet finished."""
+        ...
+
+    def feed(self, step: PackedMicroStep, settings: LossSettings, fed: Fed) -> None:
+        """Add the gradient of `step` to the sum; it may be there only after later calls. Raises InvalidInput."""
+        ...
+
+    def advance(self) -> None:
+        """Finish at least the oldest one in flight, if there is any."""
         ...
 
     def drain(self) -> None:
-        """Finish everything outstanding; after it the gradient sum is complete."""
+        """Finish everything in flight; after it the gradient sum is complete."""
+        ...
+
+    def break_off(self) -> None:
+        """A pass failed half-way: forget what is in flight, or end this process if that cannot be done."""
+        ...
+
+    def look(self, step: PackedMicroStep) -> Tensor:
+        """Logits [r, vocab] of the targets, without gradient; with nothing in flight."""
         ...
 
 
@@ -43,31 +81,29 @@ class Targets:
     weights: Tensor
     versions: Tensor
 
+    @classmethod
+    def of(cls, logits: Tensor, step: PackedMicroStep) -> "Targets":
+        """Log-probs at the temperature the targets were sampled at, from their logits [r, vocab]."""
+        values = TargetValues.of(step, logits.device)
+        logprobs = token_logprobs(logits, values.ids, step.header.temperature)
+        return cls(logprobs, values.behaviour, values.weights, values.versions)
+
 
 def target_logits(model: PolicyModel, step: PackedMicroStep) -> Tensor:
     """[r, vocab]: what predicts the targets, by one forward pass over paths or a tree, each token computed once.
 
     r may be 0, and then nothing is computed. Raises InvalidInput for a token id outside the vocabulary.
     """
-    if step.tokens and int(step.ids.max()) >= model.arch.vocab_size:
-        raise InvalidInput(f"holds token id {int(step.ids.max())}", field="ids")
     device = next(model.parameters()).device
-    places = torch.from_numpy(step.targets).nonzero().squeeze(-1).to(device)
-    if not places.numel():
+    tensors = StepTensors.of(step, model.arch.vocab_size, device)
+    if not tensors.rows.numel():
         return torch.zeros(0, model.arch.vocab_size, device=device)
-    ids = torch.from_numpy(step.ids).to(device, torch.int64)
-    positions = torch.from_numpy(step.positions).to(device, torch.int64)
-    plan = AttentionPlan.of_segments(step.segment_offsets.tolist(), step.segment_parents.tolist(), device)
-    before = torch.from_numpy(step.predecessors()).to(device, torch.int64)
-    return model.logits(ids, positions, plan, rows=before[places])
+    return model.logits(tensors.ids, tensors.positions, tensors.plan, rows=tensors.rows)
 
 
 def target_logprobs(model: PolicyModel, step: PackedMicroStep) -> Targets:
-    """The targets' log-probs at the temperature they were sampled at; see `target_logits`."""
-    logits = target_logits(model, step)
-    values = TargetValues.of(step, logits.device)
-    logprobs = token_logprobs(logits, values.ids, step.header.temperature)
-    return Targets(logprobs, values.behaviour, values.weights, values.versions)
+    """See `target_logits`."""
+    return Targets.of(target_logits(model, step), step)
 
 
 def no_reference(_step: PackedMicroStep, _settings: LossSettings) -> None:
@@ -77,18 +113,40 @@ def no_reference(_step: PackedMicroStep, _settings: LossSettings) -> None:
 class SingleStageStream:
     """The stream of a cell with one pipeline stage."""
 
+    in_flight = 0
+
     def __init__(self, model: PolicyModel, reference: ReferenceLogprobs = no_reference) -> None:
-        self._model, self._reference = model, reference
+        self.whole, self.reference = model, reference
+
+    def hold(self, weights: HeldWeights) -> None:
+        """The whole is what it computes with."""
+
+    def gradient_buffer(self, endpoint: TransferEndpoint) -> GradientBuffer:
+        return GradientBuffer(self.whole, endpoint)
 
     def run(self, step: PackedMicroStep, settings: LossSettings) -> TokenMetrics:
-        """See MicroStepStream. A loss that is not finite is refused before it can touch the sum (Permanent)."""
-        reference = self._reference(step, settings)
-        loss = micro_step_loss(target_logits(self._model, step), step, settings, reference)
+        """See `feed`. A loss that is not finite is refused before it can touch the sum (Permanent)."""
+        reference = self.reference(step, settings)
+        loss = micro_step_loss(target_logits(self.whole, step), step, settings, reference)
         if not loss.is_finite:
             raise Permanent(f"micro-step {step.header.index} of {step.header.batch} has loss {loss.total.item()}")
         if loss.total.requires_grad:
             loss.total.backward()
         return loss.metrics
 
+    def feed(self, step: PackedMicroStep, settings: LossSettings, fed: Fed) -> None:
+        """See MicroStepStream; done when it returns. Raises what it refuses, instead of telling."""
+        fed(self.run(step, settings))
+
+    def advance(self) -> None:
+        """Nothing is ever in flight with one stage."""
+
     def drain(self) -> None:
-        """Nothing is ever outstanding with one stage."""
+        """Nothing is ever in flight with one stage."""
+
+    def break_off(self) -> None:
+        """Nothing is ever in flight with one stage."""
+
+    @torch.no_grad()
+    def look(self, step: PackedMicroStep) -> Tensor:
+        return target_logits(self.whole, step)

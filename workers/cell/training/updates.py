@@ -15,9 +15,9 @@ from infra.weights.checksum import weights_checksum
 from workers.cell.training.checkpointing import save_checkpoint
 from workers.cell.training.combine import CombinedGradient
 from workers.cell.training.gradients import GradientBuffer
-from workers.cell.training.model import PolicyModel
 from workers.cell.training.optimizer import AdamSettings, CoreOptimizer
 from workers.cell.training.weights_state import WeightsState
+from workers.cell.training.whole import WholePolicy
 from workflows.messages.training import Combine, CombineReply
 
 
@@ -38,7 +38,7 @@ class Updates:
 
     def __init__(
         self,
-        model: PolicyModel,
+        model: WholePolicy,
         optimizer: CoreOptimizer,
         weights: WeightsState,
         store: CheckpointStore,

@@ -40,6 +40,12 @@ class WeightsState:
         with self._lock:
             yield self.require(version, checksum)
 
+    @property
+    def checksum(self) -> str:
+        """Of what is held; empty while nothing is."""
+        held = self.held
+        return "" if held is None else held.checksum
+
     def now_hold(self, version: int, checksum: str) -> HeldWeights:
         self.held = HeldWeights(version, checksum)
         return self.held

@@ -11,10 +11,10 @@ from tests.workers.cell.training.material import Sampled
 
 
 def logits(arch: Architecture, w: Mapping[str, Tensor], ids: Tensor) -> Tensor:
-    """[s, vocab] of one path; `ids` int64 [s]."""
+    """[s, vocab] of one path, in the dtype of the weights `w`; `ids` int64 [s]."""
     x = w["model.embed_tokens.weight"][ids]
     n, dim, group = len(ids), arch.head_dim, arch.heads // arch.kv_heads
-    frequencies = arch.rope_theta ** (-torch.arange(0, dim, 2) / dim)
+    frequencies = arch.rope_theta ** (-torch.arange(0, dim, 2, dtype=x.dtype) / dim)
     angles = torch.arange(n)[:, None] * frequencies
     cos, sin = torch.cat([angles.cos()] * 2, -1)[:, None], torch.cat([angles.sin()] * 2, -1)[:, None]
 
@@ -51,7 +51,10 @@ def batch_gradient(
     clip_high: float,
     temperature: float = 1.0,
 ) -> tuple[float, dict[str, Tensor]]:
-    """Loss and Hugging Face-named gradient of a whole batch, one execution after the other, token by token."""
+    """Loss and Hugging Face-named gradient of a whole batch, one execution after the other, token by token.
+
+    Computes in the dtype of the weights; what a micro-step's payload holds in fp32 is rounded to that first.
+    """
     leaves = {name: tensor.clone().requires_grad_() for name, tensor in weights.items()}
     total = torch.zeros(())
     for execution in executions:
@@ -63,9 +66,9 @@ def batch_gradient(
         for k, behaviour in enumerate(execution.behaviour):
             place = execution.prompt + k
             rho = torch.exp(logp[place - 1, ids[place]] - torch.tensor(behaviour, dtype=torch.float32))
-            a = execution.advantage
+            a = torch.tensor(execution.advantage / len(execution.behaviour), dtype=torch.float32)
             terms.append(-torch.minimum(rho * a, rho.clamp(1 - clip_low, 1 + clip_high) * a))
-        total = total + torch.stack(terms).mean()
+        total = total + torch.stack(terms).sum()
     loss = total / valid
     loss.backward()
     return loss.item(), {n: t.grad if t.grad is not None else torch.zeros_like(t) for n, t in leaves.items()}

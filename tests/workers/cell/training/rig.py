@@ -4,6 +4,7 @@ import functools
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from infra.objects import ObjectStore
@@ -12,7 +13,9 @@ from infra.weights.architecture import Architecture
 from infra.weights.folder import load_weights
 from infra.weights.names import to_hf
 from tests.workers.cell.training.material import Sampled, pack, put, sampled
+from tests.workers.cell.training.staged import pipeline_of_threads
 from workers.cell.training.actor import ActorSettings, TrainingActor
+from workers.cell.training.pipeline.front import Pipeline
 from workflows.messages import training as m
 from workflows.messages.loss import LossSettings
 
@@ -33,11 +36,20 @@ def endpoint(cell: int) -> TransferEndpoint:
     return TransferEndpoint()
 
 
+@functools.cache
+def pipeline(policy: Path, cell: int, stages: int, dtype: str) -> Pipeline:
+    """One pipeline per cell and kind for the whole session."""
+    return pipeline_of_threads(policy, stages, getattr(torch, dtype))
+
+
 class Rig:
     """`core` and satellites made on demand; all read the same object store."""
 
-    def __init__(self, folder: Path, policy: Path) -> None:
-        self.folder, self.policy = folder, policy
+    def __init__(
+        self, folder: Path, policy: Path, *, dtype: str = "float32", stages: Sequence[int] = (), combine: str = "reads"
+    ) -> None:
+        """`stages`: pipeline stages of each cell, as threads; one where it says nothing."""
+        self.folder, self.policy, self.dtype, self.stages, self.combine = folder, policy, dtype, stages, combine
         self.objects = ObjectStore(f"file://{folder}/objects")
         self.core = self.actor(0)
         self.start = self.core.restore_base(m.RestoreBase(**BOOT))
@@ -51,9 +63,16 @@ class Rig:
                 model=self.policy,
                 checkpoints=self.folder / "checkpoints",
                 objects_url=f"file://{self.folder}/objects",
+                dtype=self.dtype,
+                combine=self.combine,
             ),
             endpoint(cell),
+            self._stream(cell),
         )
+
+    def _stream(self, cell: int) -> Pipeline | None:
+        stages = self.stages[cell] if cell < len(self.stages) else 1
+        return pipeline(self.policy, cell, stages, self.dtype) if stages > 1 else None
 
     def satellite(self, cell: int = 1) -> TrainingActor:
         """A satellite with the core's weights."""

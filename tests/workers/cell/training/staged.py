@@ -1,0 +1,70 @@
+"""Pipeline stages as threads of this process: the real schedule, stages and orders, over queues instead of sockets."""
+
+import threading
+from multiprocessing import Pipe
+from pathlib import Path
+from queue import Queue
+
+import torch
+from torch import Tensor
+
+from infra.weights.architecture import Architecture
+from infra.weights.layout import FlatLayout
+from workers.cell.training.model import build_model
+from workers.cell.training.parts import stages_of
+from workers.cell.training.pipeline.front import Pipeline
+from workers.cell.training.pipeline.orders import Frames, Order, Report
+from workers.cell.training.pipeline.stage import Stage, StageServer
+from workers.cell.training.whole import HostPolicy
+
+WAIT_SECONDS = 60
+
+
+class QueueLink:
+    """A pipeline's Link between neighbours of one process."""
+
+    def __init__(self, before: "QueueLink | None" = None) -> None:
+        self._down: Queue[Tensor] = Queue()
+        self._up: Queue[Tensor | None] = Queue()
+        self._before = before
+
+    def send_forward(self, hidden: Tensor) -> None:
+        self._down.put(hidden.detach().clone())
+
+    def receive_forward(self, tokens: int) -> Tensor:
+        assert self._before is not None
+        hidden = self._before._down.get(timeout=WAIT_SECONDS).requires_grad_()
+        assert len(hidden) == tokens
+        return hidden
+
+    def send_backward(self, gradient: Tensor | None) -> None:
+        assert self._before is not None
+        self._before._up.put(None if gradient is None else gradient.clone())
+
+    def receive_backward(self, tokens: int) -> Tensor | None:
+        return self._up.get(timeout=WAIT_SECONDS)
+
+
+def pipeline_of_threads(folder: Path, stages: int, dtype: torch.dtype = torch.float32) -> Pipeline:
+    """Ends with `close`, or with the process."""
+    arch = Architecture.from_folder(folder)
+    parts, link, others = stages_of(arch, stages), QueueLink(), []
+    first = Stage(build_model(arch, parts[0], dtype), link, 0, stages)
+    for number in range(1, stages):
+        link = QueueLink(link)
+        stage = Stage(build_model(arch, parts[number], dtype), link, number, stages)
+        ours, theirs = Pipe()
+        server = StageServer(stage, Frames(theirs, Order, lost=lambda: None))
+        threading.Thread(target=_serve, args=(server, theirs), daemon=True).start()
+        others.append(Frames(ours, Report, lost=lambda: None))
+    layouts = [FlatLayout.of(part.shapes(arch)) for part in parts[1:]]
+    return Pipeline(HostPolicy(arch, dtype), first, others, layouts, abandon=lambda: None)
+
+
+def _serve(server: StageServer, connection) -> None:
+    try:
+        server.serve()
+    except EOFError:
+        return
+    finally:
+        connection.close()

@@ -1,0 +1,62 @@
+"""``python -m workers.cell.training.pipeline.process``: one stage after the first. `launch` starts it."""
+
+import argparse
+import logging
+import os
+import sys
+from pathlib import Path
+
+from workers.cell.training.__main__ import die_with_parent
+
+KEY_VARIABLE = "GYRE_STAGE_KEY"
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="workers.cell.training.pipeline.process", description="One pipeline stage.")
+    parser.add_argument("--stage", type=int, required=True)
+    parser.add_argument("--stages", type=int, required=True)
+    parser.add_argument("--model", type=Path, required=True, help="base model folder, for its config")
+    parser.add_argument("--store", type=int, required=True, help="port of the process groups' store")
+    parser.add_argument("--control", type=int, required=True, help="port on which the first stage gives orders")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--parent", type=int, required=True, help="pid to die with")
+    return parser.parse_args()
+
+
+def main() -> None:
+    options = arguments()
+    die_with_parent(options.parent)
+    name = f"stage {options.stage}"
+    logging.basicConfig(level=logging.INFO, format=f"%(asctime)s %(levelname)s {name} %(name)s: %(message)s")
+    key = os.environ.pop(KEY_VARIABLE, "")
+    if not key:
+        sys.exit(f"{KEY_VARIABLE} must hold the key of the control connection")
+
+    from multiprocessing.connection import Client
+
+    import torch
+
+    from infra.weights.architecture import Architecture
+    from workers.cell.training.backend import join_stages
+    from workers.cell.training.model import build_model
+    from workers.cell.training.parts import stages_of
+    from workers.cell.training.pipeline.link import MegatronLink
+    from workers.cell.training.pipeline.orders import Frames, Order
+    from workers.cell.training.pipeline.stage import Stage, StageServer
+
+    torch.set_num_threads(options.threads)
+    groups = join_stages(options.store, options.stage, options.stages)
+    arch = Architecture.from_folder(options.model)
+    dtype = getattr(torch, options.dtype)
+    model = build_model(arch, part=stages_of(arch, options.stages)[options.stage], dtype=dtype)
+    link = MegatronLink(model, groups.forward, groups.backward)
+    connection = Client(("127.0.0.1", options.control), authkey=key.encode())
+    connection.send_bytes(str(options.stage).encode())
+    frames = Frames(connection, Order, lost=lambda: os._exit(1))
+    StageServer(Stage(model, link, options.stage, options.stages), frames).serve()
+    groups.leave()
+
+
+if __name__ == "__main__":
+    main()
