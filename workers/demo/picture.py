@@ -3,17 +3,9 @@
 from pathlib import Path
 from typing import Any
 
+from infra.report.plots import ROLE_COLORS
 from workers.demo.watch import Look
 
-_COLORS = {
-    "rollout": "#4c9bd6",
-    "training": "#3aa655",
-    "to_training": "#e2b93b",
-    "to_rollout": "#e2b93b",
-    "starting": "#b0b0b0",
-    "parked": "#c0392b",
-    "lost": "#c0392b",
-}
 _LEGEND = {"rollout": "rollout", "training": "training", "changing role": "to_training", "starting": "starting"}
 
 
@@ -37,12 +29,12 @@ def draw(looks: list[Look], steps: list[dict[str, Any]], path: Path) -> None:
     level.legend(loc="upper right", fontsize=8)
     for cell in range(len(looks[0].roles)):
         for begin, end, role in spans(looks, cell):
-            roles.broken_barh([(begin - start, end - begin)], (cell - 0.4, 0.8), color=_COLORS.get(role, "#c0392b"))
+            roles.broken_barh([(begin - start, end - begin)], (cell - 0.4, 0.8), color=ROLE_COLORS.get(role, "#c0392b"))
     count = len(looks[0].roles)
     roles.set_yticks(range(count), ["core", *(f"satellite {index}" for index in range(1, count))])
     roles.invert_yaxis()
     roles.legend(
-        handles=[Patch(color=_COLORS[role], label=name) for name, role in _LEGEND.items()],
+        handles=[Patch(color=ROLE_COLORS[role], label=name) for name, role in _LEGEND.items()],
         loc="upper right",
         fontsize=7,
         ncols=len(_LEGEND),
