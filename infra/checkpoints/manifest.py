@@ -118,6 +118,8 @@ def read(folder: Path) -> Checkpoint:
     match = NAME.match(folder.name)
     if match is None:
         raise CheckpointUnusable(f"{folder.name} is not the name of a checkpoint")
+    if not folder.is_dir():
+        raise CheckpointUnusable(f"there is no checkpoint {folder.name}")
     if found := seal_damage(folder):
         raise CheckpointUnusable(f"{folder.name}: {'; '.join(map(str, found))}")
     blob = (folder / MANIFEST).read_bytes()

@@ -1,5 +1,7 @@
 """Kill -9 of every kind of process in the middle of a burst: it still ends, with exact counts and a clean audit.
 
+What was trained is the multiset of an undisturbed run: every target of every valid execution, each once.
+
 Real Temporal, workflows, proxy, harness, scoring and training; the engines are the paced double, so that three equal
 cells fit a small machine.
 """
@@ -21,6 +23,7 @@ from infra.processes.tree import MARKER
 from infra.records.schema import executions
 from tests.integration.conftest import Run
 from tests.integration.scene import burst, paced_fleet
+from tests.integration.trained import checkpoints_agree, trained
 from workers.supervisor import LocalStack
 from workflows.messages.fleet import CellRole
 
@@ -58,8 +61,11 @@ async def _harnesses(run: Run) -> list[psutil.Process]:
     return found
 
 
-async def _finish(run: Run, handle) -> None:
-    """The burst ends, nothing is lost or counted twice, and the records agree."""
+async def _finish(run: Run, handle, *, harmed: int = 0) -> None:
+    """The burst ends, nothing is lost or counted twice, and the records agree.
+
+    At most `harmed` executions were killed themselves and may have nothing to train; all others are trained whole.
+    """
     report = await handle.result()
     assert report["version"] >= 1
     assert [step["groups"] for step in report["steps"]] == [2, 2]
@@ -73,6 +79,12 @@ async def _finish(run: Run, handle) -> None:
         ).all()
     assert len(mine) == EXECUTIONS
     assert all(row.closed_at is not None for row in mine)
+    found = trained(run.stack, report["burst"])
+    assert set(found.targets.values()) == {1}
+    assert dict(found.executions) == found.owed
+    assert EXECUTIONS - harmed <= len(found.owed)
+    assert found.owed.keys() <= {row.execution for row in mine}
+    checkpoints_agree(run.stack)
 
 
 async def test_satellite(run: Run) -> None:
@@ -119,7 +131,7 @@ async def test_harness(run: Run) -> None:
     victims = await _harnesses(run)
     assert victims
     victims[0].send_signal(signal.SIGKILL)
-    await _finish(run, handle)
+    await _finish(run, handle, harmed=1)
 
 
 async def test_terminated_execution_is_counted_once(run: Run) -> None:
@@ -131,7 +143,7 @@ async def test_terminated_execution_is_counted_once(run: Run) -> None:
     roster = (await run.scheduler())["accounts"]["roster"]
     victim = sorted(roster)[0]
     await run.client.get_workflow_handle(victim).terminate("an operator did it")
-    await _finish(run, handle)
+    await _finish(run, handle, harmed=1)
     assert (await run.policy()).finished == before + EXECUTIONS
     with run.stack.records.connect() as connection:
         row = connection.execute(select(executions).where(executions.c.execution == victim)).one()

@@ -139,23 +139,20 @@ def _step(
     )
 
 
-def saved_bytes(model: PolicyModel, steps: Sequence[PackedMicroStep]) -> int:
-    """Bytes a forward pass keeps for its backward pass, the largest of the micro-steps; parameters left out."""
+def saved_bytes(model: PolicyModel, step: PackedMicroStep) -> int:
+    """Bytes a forward pass keeps for its backward pass; parameters left out."""
     own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
-    largest = 0
-    for step in steps:
-        kept: dict[int, int] = {}
+    kept: dict[int, int] = {}
 
-        def pack(tensor: torch.Tensor, kept: dict[int, int] = kept) -> torch.Tensor:
-            storage = tensor.untyped_storage()
-            if storage.data_ptr() not in own:
-                kept[storage.data_ptr()] = storage.nbytes()
-            return tensor
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
 
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            SingleStageStream(model).run(step, SETTINGS)
-        largest = max(largest, sum(kept.values()))
-    return largest
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        SingleStageStream(model).run(step, SETTINGS)
+    return sum(kept.values())
 
 
 def seconds(model: PolicyModel, steps: Sequence[PackedMicroStep]) -> float:
@@ -171,24 +168,33 @@ def seconds(model: PolicyModel, steps: Sequence[PackedMicroStep]) -> float:
     return time.perf_counter() - started
 
 
-def measure(model: PolicyModel, sharing: int, tokens: int, rounds: int) -> dict[str, Any]:
-    """One row of the report; tree and paths alternate, the median of the rounds' ratios counts."""
+def measure(model: PolicyModel, sharing: int, tokens: int, rounds: int, row_seconds: float) -> dict[str, Any]:
+    """One row of the report; tree and paths alternate, the median of the rounds' ratios counts.
+
+    After `row_seconds` no further round begins. What all paths keep in one micro-step is the sum over their
+    micro-steps, each shape measured once: it is linear in paths, and at 131,072 tokens no small machine holds it.
+    """
     shape = Shape.of(sharing, tokens)
-    tree, flat = [as_tree(shape, 0)], as_paths(shape, 0, shape.tree_tokens)
-    together = as_paths(shape, 0, shape.flat_tokens)
-    memory = saved_bytes(model, tree), saved_bytes(model, flat), saved_bytes(model, together)
-    times = [(seconds(model, tree), seconds(model, flat)) for _ in range(rounds)]
+    vocabulary = min(256, model.arch.vocab_size)
+    tree, flat = [as_tree(shape, 0, vocabulary)], as_paths(shape, 0, shape.tree_tokens, vocabulary)
+    tree_bytes = saved_bytes(model, tree[0])
+    by_size = {step.tokens: step for step in flat}
+    flat_bytes = {size: saved_bytes(model, step) for size, step in by_size.items()}
+    started, times = time.monotonic(), list[tuple[float, float]]()
+    while len(times) < rounds and (not times or time.monotonic() - started < row_seconds):
+        times.append((seconds(model, tree), seconds(model, flat)))
     speedup, limit = statistics.median(paths / one for one, paths in times), bound(model.arch, shape)
     return {
         "sharing": round(shape.flat_tokens / shape.tree_tokens, 2),
         "tokens": shape.tree_tokens,
         "flat_tokens": shape.flat_tokens,
+        "rounds": len(times),
         "tree_seconds": round(statistics.median(one for one, _ in times), 3),
         "flat_seconds": round(statistics.median(paths for _, paths in times), 3),
         "speedup": round(speedup, 3),
         "flop_bound": round(limit, 3),
         "speedup_over_bound": round(speedup / limit, 3),
-        "saved_bytes": memory[0],
-        "flat_saved_bytes_largest_micro_step": memory[1],
-        "flat_saved_bytes_in_one_micro_step": memory[2],
+        "saved_bytes": tree_bytes,
+        "flat_saved_bytes_largest_micro_step": max(flat_bytes.values()),
+        "flat_saved_bytes_in_one_micro_step": sum(flat_bytes[step.tokens] for step in flat),
     }

@@ -14,6 +14,7 @@ def bench(
     sharing: tuple[int, ...] = (2, 4, 8),
     tokens: tuple[int, ...] = (4096, 16384),
     rounds: int = 3,
+    row_seconds: float = 120.0,
     threads: int = 1,
     json_: bool = False,
 ) -> None:
@@ -27,6 +28,8 @@ def bench(
         Tokens of the tree.
     rounds
         Tree and paths alternate this often; the median ratio counts.
+    row_seconds
+        After so long a row begins no further round; one is always measured whole.
     threads
         Threads of torch on a CPU.
     json_
@@ -46,7 +49,7 @@ def bench(
     for size in tokens:
         for times in sharing:
             with console.status(f"{size} tokens shared {times} times"):
-                rows.append(measure(model, times, size, rounds))
+                rows.append(measure(model, times, size, rounds, row_seconds))
             model.zero_grad(set_to_none=True)
     device = str(next(model.parameters()).device)
     result = {"device": device, "threads": threads, "parameters": model.arch.parameters, "rows": rows}

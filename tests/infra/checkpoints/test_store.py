@@ -1,12 +1,15 @@
 import json
 import os
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from infra.checkpoints import CheckpointMeta, CheckpointStore
-from infra.checkpoints.store import MANIFEST
+from infra.checkpoints.manifest import MANIFEST, SEAL
+from infra.checkpoints.store import COMMITTED
+from workflows.messages.batch_ledger import BatchLedger, LedgerEntry
 from workflows.messages.errors import CheckpointUnusable
 
 
@@ -14,10 +17,18 @@ def meta(version: int, checksum: str = "c") -> CheckpointMeta:
     return CheckpointMeta(
         version=version,
         checksum=checksum,
-        batch=f"b{version}",
         optimizer_steps=version,
         code_version="test",
         counters={"cursor": [version, {"epoch": 1}]},
+        ledger=BatchLedger(
+            batch=f"b{version}",
+            version_before=max(0, version - 1),
+            groups=("first/0",),
+            micro_steps=(LedgerEntry(micro_step=0, attempt=2, cell=1, boot_epoch=3),),
+            valid_executions=4,
+            gradient_norm=0.5,
+            gradient_checksum="g",
+        ),
     )
 
 
@@ -48,7 +59,7 @@ def test_nothing_there_is_a_clear_error(store: CheckpointStore) -> None:
     assert store.committed() is None
     with pytest.raises(CheckpointUnusable, match="no complete checkpoint"):
         store.last_complete()
-    with pytest.raises(CheckpointUnusable, match="not a complete"):
+    with pytest.raises(CheckpointUnusable, match="there is no checkpoint"):
         store.commit("v00000001-a0001")
 
 
@@ -76,7 +87,18 @@ def foreign_manifest(folder: Path) -> None:
     (folder / MANIFEST).write_text(json.dumps({"meta": {}}))
 
 
-@pytest.mark.parametrize("damage", [cut_file, flip_bit, lose_file, lose_manifest, cut_manifest, foreign_manifest])
+def lose_seal(folder: Path) -> None:
+    (folder / SEAL).unlink()
+
+
+def add_file(folder: Path) -> None:
+    (folder / "model-2.safetensors").write_bytes(b"of somebody else")
+
+
+DAMAGES = [cut_file, flip_bit, lose_file, add_file, lose_manifest, cut_manifest, foreign_manifest, lose_seal]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_a_torn_checkpoint_is_passed_over(store: CheckpointStore, damage: Callable[[Path], None]) -> None:
     store.write(meta(3), fill)
     damage(store.write(meta(4), fill).folder)
@@ -145,3 +167,75 @@ def test_foreign_entries_are_left_alone(store: CheckpointStore) -> None:
     (store.root / "notes").mkdir()
     store.commit("v00000001-a0001")
     assert names(store) == ["COMMITTED", "notes", "v00000001-a0001"]
+
+
+@pytest.mark.parametrize("name", ["weights", "state", MANIFEST, SEAL])
+def test_a_flipped_byte_anywhere_is_found_and_named(store: CheckpointStore, name: str) -> None:
+    checkpoint = store.write(meta(3), fill)
+    path = checkpoint.folder / name
+    right = path.read_bytes()
+    for place in range(0, len(right), max(1, len(right) // 24)):
+        path.write_bytes(right[:place] + bytes([right[place] ^ 1 << place % 8]) + right[place + 1 :])
+        # A digest that does not fit: either may be the wrong one.
+        is_digest = name == SEAL and place < 64 and chr(path.read_bytes()[place]) in "0123456789abcdef"
+        named = MANIFEST if is_digest else name
+        with pytest.raises(CheckpointUnusable, match=named):
+            checkpoint.verify()
+        assert [damage.file for damage in checkpoint.damage()] == [named]
+        with pytest.raises(CheckpointUnusable, match="no complete checkpoint"):
+            store.find(3)
+    path.write_bytes(right)
+    checkpoint.verify()
+
+
+def test_everything_that_is_damaged_is_named(store: CheckpointStore) -> None:
+    checkpoint = store.write(meta(3), fill)
+    cut_file(checkpoint.folder)
+    lose_file(checkpoint.folder)
+    add_file(checkpoint.folder)
+    with pytest.raises(CheckpointUnusable, match=r"state is missing; weights has 999 bytes instead of 1000; model-2"):
+        checkpoint.verify()
+
+
+def test_a_checkpoint_under_another_name_is_none(store: CheckpointStore) -> None:
+    folder = store.write(meta(3), fill).folder
+    folder.rename(store.root / "v00000004-a0001")
+    assert store.list() == ()
+    assert store.broken() == {"v00000004-a0001": "v00000004-a0001: MANIFEST.json is of version 3"}
+
+
+def test_the_seal_is_what_sha256sum_checks(store: CheckpointStore) -> None:
+    folder = store.write(meta(3), fill).folder
+    checked = subprocess.run(["sha256sum", "-c", SEAL], cwd=folder, capture_output=True, text=True, check=False)
+    assert (checked.returncode, checked.stdout) == (0, f"{MANIFEST}: OK\n")
+
+
+@pytest.mark.parametrize("place", [0, 9, 12, 16, 20, 79])
+def test_a_damaged_mark_is_found_and_replaced_by_the_next_commit(store: CheckpointStore, place: int) -> None:
+    store.commit(store.write(meta(3), fill).folder.name)
+    mark = store.root / COMMITTED
+    right = mark.read_bytes()
+    mark.write_bytes(right[:place] + bytes([right[place] ^ 2]) + right[place + 1 :])
+    with pytest.raises(CheckpointUnusable, match=COMMITTED):
+        store.committed()
+    store.commit(store.write(meta(4), fill).folder.name)
+    committed = store.committed()
+    assert committed is not None
+    assert committed.meta.version == 4
+
+
+def test_a_mark_does_not_fit_another_checkpoint_of_the_same_name(store: CheckpointStore) -> None:
+    first = store.write(meta(3), fill)
+    store.commit(first.folder.name)
+    first.folder.rename(store.root / "aside")
+    store.write(meta(3, "other"), fill)
+    with pytest.raises(CheckpointUnusable, match="does not fit"):
+        store.committed()
+
+
+def test_what_an_interrupted_removal_left_goes_with_the_next_commit(store: CheckpointStore) -> None:
+    for version in (1, 2, 3):
+        store.write(meta(version), fill)
+    lose_manifest(store.root / "v00000001-a0001")
+    store.commit("v00000003-a0001")
+    assert names(store) == ["COMMITTED", "v00000002-a0001", "v00000003-a0001"]
