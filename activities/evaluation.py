@@ -24,12 +24,14 @@ from infra.processes.launch import Runners, end_marked
 from infra.processes.limits import ProcessLimits
 from infra.records.executions import ExecutionRecords, execution_of
 from infra.tasks import Task, load_task
-from infra.workspaces import ExecutionFolder, copy_tree, remove_tree
+from infra.workspaces import ExecutionFolder, copy_tree, folder_sha256, remove_tree
 from workflows.messages.errors import EvaluatorFailure, StillHeld
 from workflows.messages.execution import Evaluation, ExecutionSpec, Outcome
 
 _log = logging.getLogger(__name__)
 _FAILED = "failed.txt"
+_EVALUATOR = "evaluator.txt"
+"""The sha256 of the tests, taken before they run: what they leave beside them is no part of it."""
 
 
 class EvaluationActivities:
@@ -82,7 +84,9 @@ class EvaluationActivities:
                 raise
             detail = f"the grader failed {number} times, at last: {text}"
             return Evaluation(outcome=Outcome.EVALUATOR_FAILED, detail=detail)
-        return Evaluation(outcome=Outcome.SCORED, reward=reward)
+        marked = grading / _EVALUATOR
+        evaluator = marked.read_text() if marked.exists() else ""
+        return Evaluation(outcome=Outcome.SCORED, reward=reward, evaluator=evaluator)
 
     async def _grade(self, spec: ExecutionSpec, folder: ExecutionFolder, grading: Path) -> float:
         """One grading, begun or picked up again where an earlier worker left it."""
@@ -131,6 +135,7 @@ def lay_out(folder: ExecutionFolder, grading: Path, task: Task) -> None:
     for name in ("logs/verifier", "home", "tmp"):
         (grading / name).mkdir(parents=True)
     copy_tree(task.tests, grading / "tests")
+    (grading / _EVALUATOR).write_text(folder_sha256(grading / "tests"))
 
 
 def grading_job(spec: ExecutionSpec, folder: ExecutionFolder, grading: Path, task: Task) -> Job:

@@ -93,6 +93,7 @@ class Provenance(Message):
     reward: float | None
     oldest_version: int | None = Field(description="oldest weight version among its targets")
     newest_version: int | None
+    evaluator: str = Field(default="", description="sha256 of the tests that gave the reward")
     trajectory_sha256: str = Field(description="of the stored trajectory that was packed")
 
 

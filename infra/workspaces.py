@@ -120,6 +120,21 @@ class ExecutionFolder:
             job.unlink()
 
 
+def folder_sha256(folder: Path) -> str:
+    """What the folder's files are: sha256 over relative path and contents of each, in sorted order. Links count by
+    where they point; rights and times do not count."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.rglob("*")):
+        if path.is_symlink():
+            content = os.fsencode(os.readlink(path))
+        elif path.is_file():
+            content = path.read_bytes()
+        else:
+            continue
+        digest.update(os.fsencode(path.relative_to(folder)) + f"\0{len(content)}\0".encode() + content)
+    return digest.hexdigest()
+
+
 def token_sha256(token: str) -> str:
     return hashlib.sha256(token.encode()).hexdigest()
 

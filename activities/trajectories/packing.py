@@ -85,6 +85,7 @@ class PackingActivities:
             harness=made_by.harness,
             outcome=member.outcome,
             reward=member.reward,
+            evaluator=row.evaluator or "",
             oldest_version=row.processed.processed.oldest_version,
             newest_version=row.processed.processed.newest_version,
             trajectory_sha256=row.processed.payload.sha256,

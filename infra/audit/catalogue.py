@@ -15,6 +15,7 @@ CATALOGUE: dict[str, Fault] = {
     "counts-out-of-order": Fault(1, "0 <= finished <= launched <= dispatched does not hold"),
     "counter-went-back": Fault(1, "a counter of the run is lower than it was before"),
     "finished-exceeds-executions": Fault(1, "more executions were counted as finished than exist"),
+    "execution-closed-twice": Fault(1, "more executions were counted as finished than had closed by then"),
     "group-incomplete": Fault(1, "a group was admitted without all of its executions, or before one had closed"),
     "execution-in-two-groups": Fault(1, "an execution is a member of two groups"),
     "sequence-repeated": Fault(1, "two groups have the same place in the order of admission"),
@@ -78,6 +79,7 @@ CATALOGUE: dict[str, Fault] = {
     "update-without-targets": Fault(6, "a batch without targets made an update"),
     "version-went-back": Fault(6, "a batch starts at another version than the one before it left"),
     "checksum-repeated": Fault(6, "two versions have the same weights checksum"),
+    "checksum-differs": Fault(6, "a version of weights is named with another checksum than its update made"),
     "consumed-version": Fault(6, "a group's consumed version is not its batch's version before the update"),
     "staleness-negative": Fault(6, "something was dispatched at a newer version than it was used at"),
     # 7: weight versions of rollout

@@ -110,6 +110,9 @@ def _check_counters(
     for (_, before), (moment, after) in pairwise(counters):
         backwards = any(late < early for early, late in zip(before, after, strict=True))
         findings.expect(not backwards, "counter-went-back", f"ledger at {moment:.3f}", f"{before} then {after}")
+    _check_closed_once(
+        findings, counters, executions, others=findings.figures.get("unrecorded_executions", 0) + cancelled
+    )
     most = [max((values[index] for _, values in counters), default=0) for index in range(3)]
     closed = sum(fact.closed_at is not None for fact in executions.values())
     unrecorded = findings.figures.get("unrecorded_executions", 0)
@@ -124,6 +127,26 @@ def _check_counters(
     launched = max(most[1], len(executions) + unrecorded)
     counts = {"dispatched": dispatched, "launched": launched, "finished": max(most[2], closed + unrecorded)}
     findings.figures["counts"] = counts
+
+
+def _check_closed_once(
+    findings: Findings,
+    counters: list[tuple[float, tuple[int, ...]]],
+    executions: dict[str, ExecutionFact],
+    *,
+    others: int,
+) -> None:
+    """Nobody is counted as finished before it has closed. Swept executions close on record after they are counted, and
+    those that left no row (`others`) have no moment: any of them may have been counted."""
+    swept = sum(fact.closed_at is None or fact.end_reason in _SWEPT for fact in executions.values())
+    closed = sorted(
+        fact.closed_at for fact in executions.values() if fact.closed_at is not None and fact.end_reason not in _SWEPT
+    )
+    for moment, (_, _, finished) in counters:
+        by_then = bisect_right(closed, moment + SKEW_SECONDS)
+        detail = f"{finished} counted, {by_then} closed, {swept + others} more at most"
+        counted_once = finished <= by_then + swept + others
+        findings.expect(counted_once, "execution-closed-twice", f"ledger at {moment:.3f}", detail)
 
 
 def _check_leaving(findings: Findings, timelines: Timelines, moves: Counter[int]) -> None:

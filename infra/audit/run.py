@@ -5,6 +5,7 @@ from pathlib import Path
 from sqlalchemy import Engine, func, select
 
 from infra.audit.cancellations import read_cancellations
+from infra.audit.drift import check_checksums
 from infra.audit.executions import check_executions
 from infra.audit.groups import batches_in_order, check_groups
 from infra.audit.moves import check_ledger
@@ -55,6 +56,7 @@ def audit_records(
     check_ledger(engine, findings, executions, timelines, cancelled=cancelled.closed_while_queued, at_rest=at_rest)
     targets = TargetAudit(engine, store, findings, groups)
     check_batches(engine, findings, targets, timelines, batches, groups)
+    check_checksums(engine, findings)
     _add_figures(engine, findings)
     findings.figures["groups"] = len(groups)
     return findings.report(run)

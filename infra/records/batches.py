@@ -26,6 +26,7 @@ def open_batch(engine: Engine, opened: OpenedBatch) -> None:
                 step=opened.step,
                 opened_at=time.time(),
                 version_before=opened.weights.version,
+                checksum_before=opened.weights.checksum,
                 settings=opened.training.model_dump(mode="json"),
             )
         )
@@ -48,6 +49,7 @@ def commit_batch(engine: Engine, commit: CommitBatch) -> None:
                 window_closed_at=now,
                 committed_at=now,
                 version_after=commit.after.version,
+                checksum_after=commit.after.checksum,
                 groups=list(commit.groups),
                 accepted=[done.model_dump(mode="json") for done in commit.accepted],
                 normalizer=commit.normalizer,
@@ -130,11 +132,14 @@ def add_claim(
             connection.execute(insert(claims).values(**key, **values))
 
 
-def finish_claim(engine: Engine, *, batch: str, micro_step: int, attempt: int, metrics: Figures) -> None:
-    """The claimed attempt is done."""
+def finish_claim(
+    engine: Engine, *, batch: str, micro_step: int, attempt: int, metrics: Figures, checksum: str = ""
+) -> None:
+    """The claimed attempt is done, with weights of this checksum."""
     key = {"batch": batch, "micro_step": micro_step, "attempt": attempt}
+    done = {"done_at": time.time(), "metrics": metrics, "checksum": checksum or None}
     with engine.begin() as connection:
-        connection.execute(update(claims).filter_by(**key).values(done_at=time.time(), metrics=metrics))
+        connection.execute(update(claims).filter_by(**key).values(**done))
 
 
 def _add_update(connection: Connection, weights: Weights, batch: str | None, checkpoint: str, now: float) -> None:

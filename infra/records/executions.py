@@ -53,13 +53,19 @@ class ExecutionRow:
     model_calls: int
     trajectory: dict | None
     detail: str | None
+    evaluator: str | None
 
     @property
     def evaluation(self) -> Evaluation | None:
         """The score on record, if it was evaluated."""
         if self.outcome is None:
             return None
-        return Evaluation(outcome=Outcome(self.outcome), reward=self.reward, detail=self.detail or "")
+        return Evaluation(
+            outcome=Outcome(self.outcome),
+            reward=self.reward,
+            detail=self.detail or "",
+            evaluator=self.evaluator or "",
+        )
 
     @property
     def processed(self) -> Trajectory | None:
@@ -112,7 +118,12 @@ class ExecutionRecords:
             connection.execute(
                 update(executions)
                 .where(executions.c.execution == execution, executions.c.outcome.is_(None))
-                .values(outcome=evaluation.outcome, reward=evaluation.reward, detail=evaluation.detail)
+                .values(
+                    outcome=evaluation.outcome,
+                    reward=evaluation.reward,
+                    detail=evaluation.detail,
+                    evaluator=evaluation.evaluator,
+                )
             )
             row = get_execution(connection, execution)
         return evaluation if row is None or row.evaluation is None else row.evaluation
@@ -144,6 +155,7 @@ class ExecutionRecords:
                     outcome=evaluation.outcome,
                     reward=evaluation.reward,
                     detail=evaluation.detail or run.detail,
+                    evaluator=evaluation.evaluator,
                 )
             )
             return closed.rowcount == 1

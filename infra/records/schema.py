@@ -74,6 +74,7 @@ executions = Table(
     Column("end_reason", String(20)),
     Column("outcome", String(20)),
     Column("reward", Float),
+    Column("evaluator", String(64)),  # sha256 of the tests that gave the reward
     Column("model_calls", Integer, nullable=False, default=0),
     Column("trajectory", JSON),  # {payload: ArtifactRef, processed: ProcessedExecution}
     Column("detail", FreeText),
@@ -194,6 +195,8 @@ batches = Table(
     Column("committed_at", Float),
     Column("version_before", Integer, nullable=False),
     Column("version_after", Integer),
+    Column("checksum_before", String(64)),  # of the weights, as this batch was told and as it left them
+    Column("checksum_after", String(64)),
     Column("groups", JSON),  # in order of admission
     Column("accepted", JSON),  # [{index, attempt, cell, boot_epoch}]: what counted
     Column("normalizer", Integer),  # V
@@ -223,6 +226,7 @@ claims = Table(
     Column("cell", Integer, nullable=False),
     Column("boot_epoch", Integer, nullable=False),
     Column("version", Integer, nullable=False),
+    Column("checksum", String(64)),  # of the weights the gradient was computed with, by the actor's own account
     Column("claimed_at", Float, nullable=False),
     Column("done_at", Float),
     Column("metrics", JSON),

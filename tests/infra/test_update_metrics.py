@@ -63,6 +63,12 @@ def test_a_line_for_people() -> None:
     found = figures(TokenMetrics(tokens=4, ratio_sum=4.0, ratio_max=1.5, versions={1: 4}, entropy_tokens=4), 2)
     found |= {"loss": -0.25, "grad_norm": 1.5, "micro_steps_by_cell": {"0": 3.0, "1": 1.0}}
     line = in_words(found)
-    for part in ("loss -0.25, gradient norm 1.5", "ratio 1 (at most 1.5)", "entropy 0", "by staleness 1: 4", "0: 3, 1: 1"):
+    for part in (
+        "loss -0.25, gradient norm 1.5",
+        "ratio 1 (at most 1.5)",
+        "entropy 0",
+        "by staleness 1: 4",
+        "0: 3, 1: 1",
+    ):
         assert part in line
     assert in_words({}) == ""

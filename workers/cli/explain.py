@@ -63,6 +63,7 @@ def _lines(found: Explanation) -> list[tuple[str, str]]:
     lines = [
         ("task", f"{found.task}, by {found.harness}, attempt {found.attempt}"),
         ("end", f"{found.end or 'open'}; {found.outcome or 'not scored'}, reward {found.reward}"),
+        ("grader", f"tests with sha256 {found.evaluator[:12]}" if found.evaluator else ""),
         ("grader said", found.detail),
         ("calls", "; ".join(f"{count} {what}" for what, count in found.calls.items()) or "none"),
     ]

@@ -80,6 +80,7 @@ class Explanation(Message):
     outcome: str | None
     reward: float | None
     detail: str
+    evaluator: str
     attempt: int
     dispatch_version: int
     calls: dict[str, int]
@@ -114,6 +115,7 @@ def explain_execution(engine: Engine, objects: ObjectStore, execution: str) -> E
             outcome=row.outcome,
             reward=row.reward,
             detail=row.detail or "",
+            evaluator=row.evaluator or "",
             attempt=row.attempt,
             dispatch_version=row.dispatch_version,
             calls=_calls(connection, execution),

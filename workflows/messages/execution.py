@@ -73,6 +73,7 @@ class Evaluation(Message):
     reward: float | None = None
     detail: str = Field(default="", max_length=2000)
     seconds: float = Field(default=0.0, description="the grader ran")
+    evaluator: str = Field(default="", description="sha256 of the tests that gave the reward")
 
 
 class ProcessedExecution(Message):

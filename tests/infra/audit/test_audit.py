@@ -164,6 +164,7 @@ def test_a_cancelled_burst_explains_what_it_gave_up(recorded: SyntheticRun) -> N
         schema.batches, {"batch": batch_id("second", 0)}, committed_at=None, version_after=None, groups=None
     )
     later = {"batch": batch_id("second", 1), "version_before": 2, "version_after": 2}
+    later |= {"checksum_before": f"{2:064x}", "checksum_after": f"{2:064x}"}
     recorded.change(schema.batches, {"batch": batch_id("second", 1)}, **later)
     for group in ("second/0002", "second/0003"):
         recorded.change(schema.groups, {"group_id": group}, consumed_version=2)

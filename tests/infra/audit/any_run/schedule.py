@@ -39,6 +39,15 @@ def finished_counted_twice(run: SyntheticRun) -> None:
         change_state(run, entry, **{name: entry["state"][name] + 1000 for name in COUNTERS})
 
 
+@plants("execution-closed-twice")
+def one_execution_closed_twice(run: SyntheticRun) -> None:
+    """Its second report was counted too, while others were still running."""
+    closed = sorted(row["closed_at"] for row in rows(run, schema.executions))
+    entry = first([row for row in entries(run) if row["state"]["now"] < closed[-1] - 1], "entry before the last close")
+    done = sum(moment <= entry["state"]["now"] + 0.25 for moment in closed)
+    change_state(run, entry, finished=done + 1, launched=max(done + 1, entry["state"]["launched"]))
+
+
 @plants("group-incomplete")
 def member_left_off_its_group(run: SyntheticRun) -> None:
     change(run, schema.groups, group(run), members=group(run)["members"][:-1])

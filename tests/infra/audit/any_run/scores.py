@@ -24,6 +24,15 @@ def reward_of_another_execution(run: SyntheticRun) -> None:
     change_members(run, group(run), 0, reward=0.5)
 
 
+@plants("reward-disagrees")
+def failed_grader_trained_as_zero(run: SyntheticRun) -> None:
+    """The grader never gave a reward; its group took 0 and made an advantage of it."""
+    place = next(place for place, member in enumerate(group(run)["members"]) if member["left_out"] is None)
+    name = group(run)["members"][place]["execution"]
+    change_members(run, group(run), place, reward=0.0)
+    run.change(schema.executions, {"execution": name}, outcome="evaluator_failed", reward=None)
+
+
 @plants("valid-count-differs")
 def failure_counted_as_valid(run: SyntheticRun) -> None:
     change(run, schema.groups, group(run), valid=group(run)["valid"] + 1)

@@ -132,6 +132,17 @@ def logprob_recomputed_by_the_trainer(run: SyntheticRun) -> None:
     payload.write()
 
 
+@plants("target-logprob-differs")
+def logprobs_of_two_targets_swapped(run: SyntheticRun) -> None:
+    payload = Payload(run)
+    logprobs = payload.arrays["behaviour_logprobs"]
+    places = np.flatnonzero(payload.arrays["targets"])
+    one = places[0]
+    other = next(place for place in places if logprobs[place] != logprobs[one])
+    logprobs[[one, other]] = logprobs[[other, one]]
+    payload.write()
+
+
 @plants("target-mask-differs")
 def context_token_made_a_target(run: SyntheticRun) -> None:
     payload = Payload(run)
@@ -224,3 +235,13 @@ def core_restarted_at_an_old_version(run: SyntheticRun) -> None:
 def update_changed_nothing(run: SyntheticRun) -> None:
     every = rows(run, schema.updates, "version")
     change(run, schema.updates, first(every[1:], "second version"), checksum=every[0]["checksum"])
+
+
+@plants("checksum-differs")
+def batch_left_weights_that_no_update_made(run: SyntheticRun) -> None:
+    change(run, schema.batches, batch(run), checksum_after="f" * 64)
+
+
+@plants("checksum-differs")
+def gradient_computed_with_torn_weights(run: SyntheticRun) -> None:
+    change(run, schema.claims, claim(run), checksum="e" * 64)

@@ -46,7 +46,22 @@ def failed_execution_trained(run: SyntheticRun) -> None:
     run.repack(BATCH, 3, header=header)
 
 
-# 9: nothing lost
+@plants("reward-disagrees")
+def failed_grader_trained_as_zero(run: SyntheticRun) -> None:
+    """The grader never gave a reward; its group took 0 for one and trained on what that made of the others."""
+    run.change(schema.executions, {"execution": VICTIM}, outcome="evaluator_failed", reward=None)
+    change_member(run, "first/0000", 0, reward=0.0)
+
+
+# 1, 9: nothing closed twice, nothing lost
+
+
+@plants("execution-closed-twice")
+def one_execution_closed_twice(run: SyntheticRun) -> None:
+    """Its second report was counted, while others were still running: no total is exceeded yet."""
+    entry = run.row(schema.ledger, kind="refuse")
+    state = entry["state"]
+    run.change(schema.ledger, {"entry": entry["entry"]}, state=state | {"finished": state["finished"] + 4})
 
 
 @plants("execution-not-closed")

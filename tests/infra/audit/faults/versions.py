@@ -57,6 +57,22 @@ def core_restarted_at_an_old_version(run: SyntheticRun) -> None:
     run.change(schema.batches, {"batch": LAST}, version_before=1)
 
 
+@plants("checksum-differs")
+def batch_began_with_weights_that_no_update_made(run: SyntheticRun) -> None:
+    run.change(schema.batches, {"batch": LAST}, checksum_before="f" * 64)
+
+
+@plants("checksum-differs")
+def satellite_pulled_torn_weights(run: SyntheticRun) -> None:
+    run.change(schema.claims, {"batch": LAST, "micro_step": 1, "attempt": 2}, checksum="e" * 64)
+
+
+@plants("checksum-differs")
+def engine_serves_other_weights_under_the_version(run: SyntheticRun) -> None:
+    engine = {"engine": "engine-9", "cell": 2, "boot_epoch": 1, "url": "none", "slots": 4, "kv_tokens": 1}
+    run.add(schema.engines, engine | {"version": 1, "checksum": "d" * 64, "door": "open", "updated_at": 0.0})
+
+
 @plants("checksum-repeated")
 def update_changed_nothing(run: SyntheticRun) -> None:
     run.change(schema.updates, {"version": 3}, checksum=f"{2:064x}")

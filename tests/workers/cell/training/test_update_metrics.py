@@ -47,7 +47,9 @@ def whole(stream: SingleStageStream, settings: LossSettings) -> TokenMetrics:
 
 @given(data=st.data())
 @with_settings(max_examples=6, deadline=None)
-def test_cut_any_way(data: st.DataObject, stream: SingleStageStream, settings: LossSettings, whole: TokenMetrics) -> None:
+def test_cut_any_way(
+    data: st.DataObject, stream: SingleStageStream, settings: LossSettings, whole: TokenMetrics
+) -> None:
     order = data.draw(st.permutations(twelve_executions()))
     edges = sorted(data.draw(st.sets(st.integers(1, 11), max_size=4)))
     cut = [list(order[start:end]) for start, end in zip([0, *edges], [*edges, 12], strict=True)]
