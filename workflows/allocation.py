@@ -23,8 +23,6 @@ from workflows.policy.dispatch import top_up
 from workflows.policy.safe_mode import MoveOutcome, SafeMode, after_allocation, after_move, after_telemetry
 from workflows.policy.state import Decision, PolicyState, Verdict
 
-COOLDOWN_SECONDS = 15.0
-"""After a rolled-back move, before the next one is tried."""
 STAY_SECONDS = 60.0
 """How long cells that stayed for the next burst wait for it."""
 
@@ -77,7 +75,9 @@ class Allocation(Errands):
     def _look_at_pipeline(self, every_seconds: float) -> float:
         """Measure when it is time; returns seconds to the next time."""
         now = workflow.time()
-        if now >= self.next_sample and not self.measuring:
+        if self.measuring:
+            return every_seconds
+        if now >= self.next_sample:
             self.measuring, self.next_sample = True, now + every_seconds
             self._spawn(self._measure(), "measure the pipeline")
         return max(0.1, self.next_sample - now)
@@ -206,9 +206,7 @@ class Allocation(Errands):
                 realised_gain_seconds=realised,
                 about=judged.token,
             )
-            outcome = MoveOutcome(
-                done=True, predicted_gain_seconds=judged.gain_seconds, realised_gain_seconds=realised
-            )
+            outcome = MoveOutcome(done=True, predicted_gain_seconds=judged.gain_seconds, realised_gain_seconds=realised)
             self._enter(after_move(self.mode, outcome, self._policy().safe_mode, now))
         self.judging = waiting
 

@@ -11,7 +11,7 @@ from temporalio import workflow
 from temporalio.exceptions import ApplicationError
 
 from workflows import steps
-from workflows.allocation import COOLDOWN_SECONDS, Allocation
+from workflows.allocation import Allocation
 from workflows.books import OpenBatchState, SchedulerState
 from workflows.messages import ids
 from workflows.messages.burst import BurstSpec, Purpose
@@ -144,7 +144,7 @@ class Scheduler(Allocation):
             # It booted, or came back, with weights it was told of before the last publish.
             self._move(report.cell, Direction.PUBLISH, CellRole.ROLLOUT)
         if report.reason.startswith("rolled back"):
-            self.cooldown_until = workflow.time() + COOLDOWN_SECONDS
+            self.cooldown_until = workflow.time() + self._policy().cooldown_seconds
         if report.reason or report.role is CellRole.PARKED:
             kind = "alarm" if report.role is CellRole.PARKED else "cell"
             self._note(kind, report.cell, (f"{report.role.value}: {report.reason}",))

@@ -49,9 +49,9 @@ class Cost(Message):
 class Telemetry(Message):
     """Everything measured; carried over when the Scheduler continues as new.
 
-    `looked_at`, `running`, `capacity`: the last look, and what held from then on; `running_seconds` and `slot_seconds`:
-    their integrals since the last update. `committed_at` and `iteration_seconds`: the last update, and how long the last
-    iteration took.
+    `looked_at`, `running`, `capacity`: the last look, and what held from then on; `running_seconds`, `slot_seconds`:
+    their integrals since the last update. `committed_at` and `iteration_seconds`: the last update, and how long the
+    last iteration took.
     """
 
     windows: dict[Component, tuple[Measurement, ...]] = {}
@@ -180,7 +180,9 @@ class Telemetry(Message):
         # A cell of which nothing is known yet counts as busy: idleness has to be seen.
         loads = [busy.get(cell, 1.0) for cell in training]
         views = [
-            self._view(Component.ROLLOUT, CELLS, [load] * len(serving), slots, peak, executions, Strategy.SUSPEND, back),
+            self._view(
+                Component.ROLLOUT, CELLS, [load] * len(serving), slots, peak, executions, Strategy.SUSPEND, back
+            ),
             self._view(Component.TRAINING, CELLS, loads, 1.0, float(groups), groups, Strategy.SUSPEND, forth),
         ]
         if harness_slots and evaluator_slots and self.in_use is not None:
@@ -189,9 +191,7 @@ class Telemetry(Message):
                 (Component.EVALUATOR, evaluator_slots, self.in_use.evaluator),
             ):
                 shares = [1.0] * min(at_work, slots_now) + [0.0] * max(0, slots_now - at_work)
-                views.append(
-                    self._view(name, SLOTS, shares, 1.0, peak, executions, Strategy.RESIZE, SLOT_SECONDS)
-                )
+                views.append(self._view(name, SLOTS, shares, 1.0, peak, executions, Strategy.RESIZE, SLOT_SECONDS))
         return tuple(views)
 
     def _view(

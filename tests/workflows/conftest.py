@@ -39,16 +39,17 @@ async def make_world(client: Client, tmp_path) -> AsyncIterator[Callable[..., ob
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(workflow_worker(client))
 
-        async def make(slots: tuple[int, ...] = (4, 4)) -> FakeWorld:
+        async def make(slots: tuple[int, ...] = (4, 4), **run_settings: object) -> FakeWorld:
             world = FakeWorld(client, f"run-{uuid4().hex[:8]}", tmp_path, slots)
+            world.run_settings = run_settings
             stack.push_async_callback(world.close)
             await world.start()
             return world
 
         made: list[FakeWorld] = []
 
-        async def kept(slots: tuple[int, ...] = (4, 4)) -> FakeWorld:
-            made.append(await make(slots))
+        async def kept(slots: tuple[int, ...] = (4, 4), **run_settings: object) -> FakeWorld:
+            made.append(await make(slots, **run_settings))
             return made[-1]
 
         yield kept

@@ -60,7 +60,7 @@ class ControlSteps:
     """What the steps below a run's workflows did, and how they do it.
 
     `harness_seconds`, `micro_step_seconds` and `may_finish` are looked at all the time: a test holds work back and lets
-    it go on.
+    it go on. `told_seconds`: what a cell says of the seconds that a micro-step took.
     """
 
     def __init__(self, rows: ExecutionRecords) -> None:
@@ -84,6 +84,7 @@ class ControlSteps:
         self.applied: dict[str, list[int]] = {}
         self.published: list[int] = []
         self.shares: list[ShareSlots] = []
+        self.told_seconds: Callable[[float], float] = lambda seconds: seconds
         self.commits: dict[str, CommitBatch] = {}
         self.committed = FIRST
         self.transitions: list[TransitionReport] = []
@@ -262,7 +263,7 @@ class ControlSteps:
 
     @step
     async def evaluate_workspace(self, spec: ExecutionSpec) -> Evaluation:
-        return Evaluation(outcome=Outcome.SCORED, reward=self.reward(spec))
+        return Evaluation(outcome=Outcome.SCORED, reward=self.reward(spec), seconds=0.01)
 
     @step
     async def process_execution(self, spec: ExecutionSpec) -> ProcessedExecution:

@@ -206,7 +206,9 @@ class FakeCell:
         accepted = Accepted(
             index=step.index, attempt=self.accumulated[step.index], cell=self.index, boot_epoch=self.boot
         )
-        return MicroStepDone(accepted=accepted, loss=0.5, metrics={"seconds": time.monotonic() - begun})
+        return MicroStepDone(
+            accepted=accepted, loss=0.5, metrics={"seconds": self.world.told_seconds(time.monotonic() - begun)}
+        )
 
     @step
     async def seal_batch(self, request: SealBatch) -> Sealed:

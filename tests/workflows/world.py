@@ -43,6 +43,7 @@ class FakeWorld(ControlSteps):
         self.client, self.run = client, run
         self.specs = tuple(CellSpec(index=index, engine="paced", slots=count) for index, count in enumerate(slots))
         self.executions = ExecutionActivities(client, self.engine)
+        self.run_settings: dict[str, Any] = {}
         self.past: list[FakeCell] = []
         self.boots: Counter[int] = Counter()
         self.workers: list[Worker] = []
@@ -73,7 +74,7 @@ class FakeWorld(ControlSteps):
         return worker
 
     async def start_run(self, sweep_seconds: float = 1.0) -> None:
-        spec = RunSpec(run=self.run, cells=self.specs, weights=FIRST, sweep_seconds=sweep_seconds)
+        spec = RunSpec(run=self.run, cells=self.specs, weights=FIRST, sweep_seconds=sweep_seconds, **self.run_settings)
         state = SchedulerState(spec=spec, weights=FIRST, cells=tuple(CellEntry(spec=cell) for cell in self.specs))
         queue = ids.WORKFLOW_QUEUE
         await self.client.start_workflow(Scheduler.run, state, id=ids.scheduler_id(self.run), task_queue=queue)
@@ -125,6 +126,19 @@ class FakeWorld(ControlSteps):
             task_queue=ids.WORKFLOW_QUEUE,
             result_type=BurstReport,
         )
+
+    async def run_campaign(self, name: str = "many", bursts: int = 2, **changes: Any) -> list[BurstReport]:
+        """A campaign from start to end; the reports of its bursts."""
+        burst = self.burst_spec("any", **changes).model_dump(mode="json")
+        campaign = {"run": self.run, "name": name, "bursts": bursts, "burst": burst}
+        report = await self.client.execute_workflow(
+            "Campaign", campaign, id=ids.campaign_id(self.run, name), task_queue=ids.WORKFLOW_QUEUE
+        )
+        return [BurstReport.model_validate(one) for one in report["bursts"]]
+
+    def noted(self, kind: str) -> list[Any]:
+        """Entries of the ledger of this kind, in order."""
+        return [entry for entry in self.ledger.values() if entry.kind == kind]
 
     async def start_in_order(self, name: str, **changes: Any) -> WorkflowHandle[Any, BurstReport]:
         """Start a burst and wait until the Scheduler knows it: the next one surely queues behind it."""

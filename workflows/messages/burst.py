@@ -9,8 +9,8 @@ from typing import Annotated, Literal
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from workflows.messages.base import Message
-from workflows.messages.policies import PolicySettings
 from workflows.messages.loss import LossSettings
+from workflows.messages.policies import PolicySettings
 
 PublishMode = Literal["recompute", "keep_kv"]
 """How serving engines get a new version. `recompute`: their requests are cut and go on with what they have said;

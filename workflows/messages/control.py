@@ -44,9 +44,9 @@ class CancelExecutions(Message):
 class LedgerEntry(Message):
     """One decision, refusal or event. `token` makes the insert idempotent.
 
-    `state` is the policy's input just before (a dumped `PolicyState`): w, d, l, f, capacity, every cell's role and, where
-    the policy looks at them, the components as measured. A refusal is written once per change of its reason. What a
-    policy predicted stands beside it; what came of a move is computed from the records when the ledger is read, and
+    `state` is the policy's input just before (a dumped `PolicyState`): w, d, l, f, capacity, every cell's role and,
+    where the policy looks at them, the components as measured. A refusal is written once per change of its reason. What
+    a policy predicted stands beside it; what came of a move is computed from the records when the ledger is read, and
     where the Scheduler itself has judged a move (safe mode), it says so in an entry of kind `outcome`.
     """
 

@@ -76,6 +76,7 @@ class PolicySettings(Message):
     name: PolicyName = "waterlevel"
     supply_fraction: float = Field(default=0.5, ge=0, le=1, description="of B; supply a cell must see before it joins")
     hold_seconds: float = Field(default=2.0, ge=0, description="how long supply must hold without a break")
+    cooldown_seconds: float = Field(default=15.0, ge=0, description="after a move that was rolled back")
     in_flight_depth: int = Field(default=2, ge=1, description="micro-steps emitted ahead per training cell")
     streaming: bool = Field(default=True, description="false: nothing is trained before the batch has all its groups")
     shuffle: bool = Field(

@@ -1,0 +1,98 @@
+"""What the Scheduler measures: windows close at updates, loads and costs are means of what was seen."""
+
+import pytest
+
+from workflows.messages.control import PipelineSample, SlotsInUse
+from workflows.messages.execution import EndReason, ExecutionClosed, Outcome
+from workflows.messages.fleet import CellRole
+from workflows.messages.transition import Direction
+from workflows.policy.component import Component, ComponentView, Measurement, Strategy
+from workflows.policy.state import CellView
+from workflows.telemetry import GUESS_SECONDS, Telemetry
+
+CELLS = (
+    CellView(index=0, role=CellRole.TRAINING, slots=4),
+    CellView(index=1, role=CellRole.TRAINING, slots=4),
+    CellView(index=2, role=CellRole.ROLLOUT, slots=4, serving=True),
+)
+
+
+def closed(seconds: float, evaluator: float = 0.0) -> ExecutionClosed:
+    return ExecutionClosed(
+        execution="r/execution/b/0/0",
+        burst="b",
+        group=0,
+        member=0,
+        end=EndReason.SUBMITTED,
+        outcome=Outcome.SCORED,
+        harness_seconds=seconds,
+        evaluator_seconds=evaluator,
+    )
+
+
+def components(telemetry: Telemetry, **slots: int) -> dict[Component, ComponentView]:
+    shares = {"harness_slots": 0, "evaluator_slots": 0, **slots}
+    found = telemetry.components(CELLS, running=3, groups=2, executions_per_group=5, **shares)
+    return {view.name: view for view in found}
+
+
+def test_an_update_closes_the_window_of_every_component() -> None:
+    telemetry = Telemetry().level(10).looked(100.0, 0, 8)
+    telemetry = telemetry.looked(102.0, 8, 8).looked(106.0, 2, 8)
+    telemetry = telemetry.closed(closed(3.0, 0.5)).closed(closed(5.0, 0.5)).closed(closed(0.0))
+    telemetry = telemetry.looked(110.0, 0, 8).committed(110.0, 2, 12.5)
+    views = components(telemetry)
+    assert views[Component.TRAINING].recent == (Measurement(items=2, busy_seconds=12.5, load=1.0),)
+    rollout = views[Component.ROLLOUT].recent[0]
+    assert (rollout.items, rollout.busy_seconds) == (2, 8.0)
+    assert rollout.load == pytest.approx((4 * 8 + 4 * 2) / 80)
+    assert telemetry.windows[Component.EVALUATOR] == (Measurement(items=2, busy_seconds=1.0, load=1.0),)
+    assert telemetry.iteration_seconds is None
+    assert telemetry.committed(117.0, 2, 1.0).iteration_seconds == 7.0
+    assert telemetry.taken().windows == {}
+    assert telemetry.executions.items == 0
+
+
+def test_a_window_in_which_nothing_ended_is_left_out() -> None:
+    telemetry = Telemetry().committed(10.0, 2, 4.0)
+    assert list(telemetry.windows) == [Component.TRAINING]
+
+
+def test_components_are_what_is_there_now() -> None:
+    telemetry = Telemetry().level(7).sampled(PipelineSample(at=1.0, training={0: 0.25}), None)
+    views = components(telemetry)
+    assert set(views) == {Component.ROLLOUT, Component.TRAINING}
+    assert views[Component.ROLLOUT].utilisations == (0.75,)
+    assert views[Component.TRAINING].utilisations == (0.25, 1.0), "of cell 1 nothing is known: it counts as busy"
+    assert (views[Component.ROLLOUT].peak_items, views[Component.ROLLOUT].items_per_iteration) == (7.0, 10.0)
+    assert (views[Component.TRAINING].peak_items, views[Component.TRAINING].items_per_iteration) == (2.0, 2.0)
+
+
+def test_processor_slots_count_where_both_kinds_are_limited_and_seen() -> None:
+    seen = Telemetry().sampled(PipelineSample(at=1.0), SlotsInUse(harness=2, evaluator=1))
+    assert set(components(seen, harness_slots=2)) == {Component.ROLLOUT, Component.TRAINING}
+    views = components(seen, harness_slots=2, evaluator_slots=3)
+    assert views[Component.HARNESS].utilisations == (1.0, 1.0)
+    assert views[Component.EVALUATOR].utilisations == (1.0, 0.0, 0.0)
+    assert set(views[Component.HARNESS].strategies) == {Strategy.RESIZE}
+
+
+def test_role_changes_cost_what_was_measured_newer_ones_more() -> None:
+    telemetry = Telemetry()
+    assert telemetry.migration_seconds(Direction.TO_TRAINING) == GUESS_SECONDS[Direction.TO_TRAINING]
+    telemetry = telemetry.migrated(Direction.TO_TRAINING, 4.0)
+    assert telemetry.migration_seconds(Direction.TO_TRAINING) == pytest.approx(4.0)
+    telemetry = telemetry.migrated(Direction.TO_TRAINING, 8.0)
+    assert 6.0 < telemetry.migration_seconds(Direction.TO_TRAINING) < 8.0
+    assert telemetry.costs[Direction.TO_TRAINING].count == 2
+    assert sum(next(iter(components(telemetry)[name].strategies.values())) for name in components(telemetry)) > 0
+
+
+def test_telemetry_is_as_old_as_its_newest_sample() -> None:
+    telemetry = Telemetry()
+    assert telemetry.age_seconds(50.0) == 0.0
+    telemetry = telemetry.expected_from(100.0)
+    assert telemetry.expected_from(200.0).since == 100.0
+    assert telemetry.age_seconds(130.0) == 30.0
+    assert telemetry.sampled(PipelineSample(at=125.0), None).age_seconds(130.0) == 5.0
+    assert telemetry.expected_from(None).age_seconds(500.0) == 0.0
