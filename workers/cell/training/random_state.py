@@ -6,6 +6,7 @@ what a restarted process does next, whatever is added.
 
 import random
 from collections.abc import Mapping
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -24,7 +25,7 @@ def seed(value: int) -> None:
 def capture() -> dict[str, Tensor]:
     """``torch`` and ``cuda/<device>`` uint8; ``python`` int64 [625]; ``numpy`` int64 [626]; Gaussian left-overs."""
     _, words, gauss = random.getstate()
-    _, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+    _, keys, position, has_gauss, cached = cast(tuple[str, Any, int, int, float], np.random.get_state(legacy=True))
     out = {
         "torch": torch.get_rng_state(),
         "python": torch.tensor(words, dtype=torch.int64),

@@ -78,3 +78,28 @@ def test_each_stage_takes_its_part_and_together_they_are_the_whole(trained: tupl
     assert same(to_hf(arch, whole), weights)
     if arch.tied:
         assert torch.equal(whole[HEAD], weights["model.embed_tokens.weight"])
+
+
+def test_a_core_of_two_stages_goes_on_from_one_and_one_from_two(policy: Path, tmp_path: Path) -> None:
+    rig = Rig(tmp_path, policy)
+
+    def update(batch: str, seed: int) -> tuple[m.CombineReply, dict[str, Tensor]]:
+        reply = rig.core.combine(rig.batch(batch=batch, seed=seed))
+        rig.core.commit(m.Commit(batch=batch, version=reply.version, **BOOT))
+        return reply, moments_of(rig)
+
+    first, moments = update("a", 0)
+    for number, stages in enumerate(((2,), (1,)), start=1):
+        rig.stages = stages
+        rig.core = rig.actor(0)
+        restored = rig.core.restore_checkpoint(m.RestoreCheckpoint(**BOOT))
+        rig.core.resume(m.Resume(**BOOT))
+        assert (restored.version, restored.checksum) == (number, first.checksum)
+        assert same(moments_of(rig), moments)
+        first, moments = update(f"b{number}", number)
+        assert (first.version, rig.core.status().optimizer_steps) == (number + 1, number + 1)
+
+
+def moments_of(rig: Rig) -> dict[str, Tensor]:
+    assert rig.core._optimizer is not None
+    return {name: tensor.clone() for name, tensor in rig.core._optimizer.state().items()}
