@@ -46,7 +46,7 @@ def bench(
         compare(
             PARTS[part],
             out or CHECKOUT / "var" / "bench" / "schedulers",
-            lambda text: progress.print(text, highlight=False),
+            lambda text: progress.print(text, highlight=False, markup=False),
             policies=policies or DEFAULT_POLICIES[part],
             seeds=seeds or (),
             split=split,

@@ -37,7 +37,7 @@ PHASES = (Phase(12.0, 0.2), Phase(1.2, 1.6))
 """The simulator's two phases (30 minutes and 1 minute a step; a tenth and eight times that), 150 s to the second."""
 
 
-def heavy_tailed(seed: int, *, mean_seconds: float = 24.0, groups_per_step: int = 4) -> Workload:
+def heavy_tailed(seed: int, *, mean_seconds: float = 24.0, groups_per_step: int = 3) -> Workload:
     """The published 122B setting at E[d] = 1 as it was fitted, an hour in `mean_seconds` / 1.93 seconds."""
     fit, _ = load_fit()
     cells, size, steps = 8, fit.executions_per_group, 3
@@ -67,7 +67,7 @@ def two_phases(seed: int, *, noise: float = 0.0) -> Workload:
     With `noise` durations and training of every update are off by a log-normal factor of that width, each its own: so
     whatever is measured is.
     """
-    cells, groups_per_step, size, updates = 8, 2, 8, 6
+    cells, groups_per_step, size, updates = 8, 2, 4, 6
     random = Random(f"two-phases/{seed}")
     shape = Shape(query_sigma=0.2, execution_sigma=0.3)
     groups: list[tuple[Execution, ...]] = []
