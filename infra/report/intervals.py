@@ -77,7 +77,7 @@ class Cumulative:
         if not len(self._moments):
             return 0.0
         low, high = np.interp([begin, end], self._moments, self._totals)
-        return float(high - low)
+        return max(0.0, float(high - low))
 
 
 def steps(intervals: Intervals, weights: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:

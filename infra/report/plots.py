@@ -134,12 +134,13 @@ def longest(found: Durations) -> str:
     def draw(axis: Any) -> None:
         edges = np.linspace(0, max(seconds.max(), max(found.limit_seconds, default=0.0)) / size * 1.02, 41)
         stacked = [seconds[~near] / size, seconds[near] / size]
-        labels = ["ended by itself", "longest execution near or at its time-out"]
+        labels = ["ended before its time-out", "ended near or at its time-out"]
         axis.hist(stacked, bins=edges, stacked=True, color=["#4c9bd6", "#c0392b"], label=labels)
         for limit in found.limit_seconds:
             axis.axvline(limit / size, color="#333333", linestyle="--", linewidth=1)
             axis.annotate("time-out", (limit / size, 0.97), xycoords=("data", "axes fraction"), rotation=90, va="top",
                           ha="right", fontsize=8)  # fmt: skip
+        axis.set_xlim(left=0)
         axis.set_xlabel(f"{name} of a query's longest execution")
         axis.set_ylabel("queries")
         axis.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, frameon=False)
