@@ -18,17 +18,19 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from infra.transfer.buffers import Buffer, address_of, checksum, dtype_name
+from infra.transfer.buffers import Buffer, address_of, dtype_name
+from infra.transfer.pieces import PIECE_BYTES, Checking, Piece, Watch, cut
 from workflows.messages.errors import InvalidInput, TransferFailed
 from workflows.messages.transfer import BufferManifest
 
 log = logging.getLogger(__name__)
 
 WINDOW_ENTRIES = 64
+WINDOW_BYTES = 2 * PIECE_BYTES
 PROGRESS_TIMEOUT_SECONDS = 3
 SHORTEST_NAP_SECONDS, LONGEST_NAP_SECONDS = 20e-6, 2e-3
 _FAILED_SUBMITS = (0, 2**64 - 1)
@@ -66,7 +68,8 @@ class _Flight:
     """One submitted read."""
 
     batch: int
-    name: str
+    number: int
+    piece: Piece
     submitted: float = field(default_factory=time.monotonic)
 
 
@@ -141,12 +144,21 @@ class TransferEndpoint:
                 raise TransferFailed(f"unregistering failed with code {code}; the memory stays alive")
             del self._regions[region.address]
 
-    def read(self, manifest: BufferManifest, into: Mapping[str, Buffer], *, timeout_seconds: float = 30.0) -> None:
+    def read(
+        self,
+        manifest: BufferManifest,
+        into: Mapping[str, Buffer],
+        *,
+        timeout_seconds: float = 30.0,
+        watch: Watch | None = None,
+    ) -> None:
         """Fill `into` (same names, byte lengths and dtypes as the manifest) from the source and verify every checksum.
 
-        Buffers inside registered memory are used as they are, others are registered for the call. Raises InvalidInput
-        for a mismatch of names or shapes, TransferFailed when the read fails, times out or does not verify: what
-        `into` holds is then garbage. After a time-out its registrations are poisoned as well; retry into new memory.
+        What has landed is verified while the rest is read; `watch` sees it too, and must not trust it before the read
+        has returned. Buffers inside registered memory are used as they are, others are registered for the call. Raises
+        InvalidInput for a mismatch of names or shapes, TransferFailed when the read fails, times out or does not
+        verify: what `into` holds is then garbage. After a time-out its registrations are poisoned as well; retry into
+        new memory.
         """
         _match(manifest, into)
         deadline = time.monotonic() + timeout_seconds
@@ -154,9 +166,8 @@ class TransferEndpoint:
         if wanted:
             self._reach(manifest.session, deadline)
         regions, temporary = self._cover({entry.name: into[entry.name] for entry in wanted})
-        jobs = [(e.name, address_of(into[e.name]), e.address, e.bytes) for e in wanted]
         try:
-            self._pull(manifest.session, jobs, deadline)
+            self._pull(manifest.session, list(cut(wanted, into, PIECE_BYTES)), deadline, Checking(into, watch).take)
         except _TimedOut as late:
             with self._lock:
                 for region in regions.values():
@@ -165,9 +176,6 @@ class TransferEndpoint:
         finally:
             for region in temporary:
                 region.close()
-        for entry in wanted:
-            if checksum(into[entry.name]) != entry.crc32:
-                raise TransferFailed(f"{entry.name} read from {manifest.session} does not match its checksum")
 
     def _cover(self, buffers: Mapping[str, Buffer]) -> tuple[dict[str, RegisteredBuffer], list[RegisteredBuffer]]:
         """The registration each buffer lies in, and those made here because there was none."""
@@ -198,35 +206,48 @@ class TransferEndpoint:
                 return region
         return None
 
-    def _pull(self, session: str, jobs: list[tuple[str, int, int, int]], deadline: float) -> None:
-        """Run all (name, local, remote, bytes) reads, at most WINDOW_ENTRIES of them in flight.
+    def _pull(self, session: str, pieces: list[Piece], deadline: float, look: Callable[[Piece], str]) -> None:
+        """Read all pieces, at most WINDOW_ENTRIES and WINDOW_BYTES of them in flight, and `look` at them in order.
 
         After a failure nothing new is submitted, but what is in flight is waited for: only then nobody writes any more.
         """
         engine, nap = self._started(), SHORTEST_NAP_SECONDS
-        waiting, flights, failure = list(reversed(jobs)), list[_Flight](), ""
-        while flights or (waiting and not failure):
-            while waiting and not failure and len(flights) < WINDOW_ENTRIES:
-                name, local, remote, length = waiting.pop()
-                batch = engine.batch_transfer_async_read(session, [local], [remote], [length])
+        flights, landed = list[_Flight](), set[int]()
+        submitted = looked = under_way = 0
+        failure = ""
+        while flights or (submitted < len(pieces) and not failure) or looked in landed:
+            while submitted < len(pieces) and not failure and _has_room(len(flights), under_way):
+                piece = pieces[submitted]
+                batch = engine.batch_transfer_async_read(session, [piece.local], [piece.remote], [piece.bytes])
                 if batch in _FAILED_SUBMITS:
-                    failure = f"no connection for {name}"
+                    failure = f"no connection for {piece.entry.name}"
                 else:
-                    flights.append(_Flight(batch, name))
+                    flights.append(_Flight(batch, submitted, piece))
+                    under_way += piece.bytes
+                    submitted += 1
             pending: list[_Flight] = []
             for flight in flights:
                 code = engine.transfer_check_status(flight.batch)
                 now = time.monotonic()
                 if code == 0 and now < deadline:
                     pending.append(flight)
-                elif code != 1:
-                    if code in (0, -2) or now - flight.submitted > 0.8 * PROGRESS_TIMEOUT_SECONDS:
-                        raise _TimedOut(f"{flight.name} after {now - flight.submitted:.1f} s")
-                    failure = failure or f"{flight.name} failed with code {code}"
+                    continue
+                under_way -= flight.piece.bytes
+                if code == 1:
+                    landed.add(flight.number)
+                    continue
+                name = flight.piece.entry.name
+                if code in (0, -2) or now - flight.submitted > 0.8 * PROGRESS_TIMEOUT_SECONDS:
+                    raise _TimedOut(f"{name} after {now - flight.submitted:.1f} s")
+                failure = failure or f"{name} failed with code {code}"
             progressed = len(pending) < len(flights)
             flights = pending
-            nap = SHORTEST_NAP_SECONDS if progressed else min(nap * 2, LONGEST_NAP_SECONDS)
-            if flights:
+            if looked in landed:  # one at a time: what has landed meanwhile makes room for more
+                landed.remove(looked)
+                failure = failure or look(pieces[looked])
+                looked += 1
+            elif flights:
+                nap = SHORTEST_NAP_SECONDS if progressed else min(nap * 2, LONGEST_NAP_SECONDS)
                 time.sleep(nap)
         if failure:
             raise TransferFailed(f"reading from {session}: {failure}")
@@ -248,6 +269,11 @@ class TransferEndpoint:
             if self._engine is None:
                 self._engine = _start_engine(self.host, self.protocol, self.devices)
             return self._engine
+
+
+def _has_room(flights: int, under_way: int) -> bool:
+    """Whether one more piece may be submitted; one alone always may."""
+    return flights == 0 or (flights < WINDOW_ENTRIES and under_way < WINDOW_BYTES)
 
 
 class _TimedOut(Exception):

@@ -4,7 +4,7 @@ The layout follows from names and shapes alone, so two processes with the same m
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -25,13 +25,17 @@ class FlatLayout:
 
     @property
     def elements(self) -> int:
-        return sum(math.prod(shape) for _, shape in self.shapes)
+        return sum(size for _, _, size in self.sizes())
+
+    def sizes(self) -> Iterator[tuple[str, tuple[int, ...], int]]:
+        """Name, shape and elements of each tensor, in the order in which they lie."""
+        for name, shape in self.shapes:
+            yield name, shape, math.prod(shape)
 
     def views(self, flat: "Tensor") -> dict[str, "Tensor"]:
         """Name -> view into `flat` (1-D, at least `elements` long). Writing a view writes the buffer."""
         out, offset = {}, 0
-        for name, shape in self.shapes:
-            size = math.prod(shape)
+        for name, shape, size in self.sizes():
             out[name] = flat[offset : offset + size].view(shape)
             offset += size
         return out

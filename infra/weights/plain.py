@@ -3,13 +3,13 @@
 Names, bytes and checksum are those of `infra.weights.folder` and `infra.weights.checksum`; fp32 only.
 """
 
-import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
 from infra.weights.architecture import Architecture
+from infra.weights.checksum import WeightsDigest
 from infra.weights.folder import WEIGHTS_FILE, copy_companions
 from infra.weights.names import check_names
 from workflows.messages.errors import InvalidInput
@@ -44,10 +44,9 @@ def save_arrays(folder: Path, arrays: Mapping[str, np.ndarray], companions_from:
 
 def arrays_checksum(arrays: Mapping[str, np.ndarray]) -> str:
     """The weights checksum: of the same tensors in torch it is the same."""
-    digest = hashlib.sha256()
+    digest = WeightsDigest()
     for name in sorted(arrays):
         array = np.ascontiguousarray(arrays[name])
-        shape = ",".join(str(size) for size in array.shape)
-        digest.update(f"{name}\0{array.dtype.name}\0{shape}\0".encode())
-        digest.update(array.data.cast("B") if array.size else b"")
+        digest.begin(name, array.dtype.name, array.shape)
+        digest.add(array.data.cast("B") if array.size else b"")
     return digest.hexdigest()

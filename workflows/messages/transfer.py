@@ -12,8 +12,8 @@ from workflows.messages.base import Message
 class BufferEntry(Message):
     """One named, contiguous buffer in the source process.
 
-    `address` is a virtual address there, `bytes` its length, `dtype` a plain name such as ``float32`` and `crc32` the
-    CRC-32 of its bytes at the time the manifest was made.
+    `address` is a virtual address there, `bytes` its length, `dtype` a plain name such as ``float32`` and `xxh3`
+    the 64-bit XXH3 of its bytes at the time the manifest was made.
     """
 
     name: str = Field(min_length=1)
@@ -21,7 +21,7 @@ class BufferEntry(Message):
     bytes: int = Field(ge=0)
     dtype: str
     shape: tuple[int, ...]
-    crc32: int = Field(ge=0, lt=2**32)
+    xxh3: int = Field(ge=0, lt=2**64)
 
 
 class BufferManifest(Message):

@@ -1,10 +1,12 @@
 """Two real processes over loopback."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
 
-from infra.transfer import TransferEndpoint, checksum, manifest_of
+from infra.transfer import TransferEndpoint, checksum, manifest_of, pieces
 from workflows.messages.errors import InvalidInput, TransferFailed
 from workflows.messages.transfer import BufferManifest
 
@@ -22,6 +24,30 @@ def test_reads_and_verifies_more_entries_than_one_call_may_carry(source, endpoin
     assert endpoint._regions == {}, "what was registered for the call is unregistered after it"
 
 
+def test_whoever_watches_sees_every_byte_in_order(source, endpoint, monkeypatch):
+    monkeypatch.setattr("infra.transfer.endpoint.PIECE_BYTES", 1 << 12)
+    monkeypatch.setattr("infra.transfer.endpoint.WINDOW_BYTES", 1 << 13)
+    peer, seen = source(3, 10_001), {}
+    into = room_for(peer.manifest)
+    endpoint.read(peer.manifest, into, watch=lambda name, data: seen.setdefault(name, bytearray()).extend(data))
+    assert {name: bytes(data) for name, data in seen.items()} == {name: a.tobytes() for name, a in into.items()}
+    assert list(seen) == list(into)
+
+
+def test_pieces_cover_entries_without_a_gap():
+    memory = np.zeros(100, dtype=np.uint8)
+    manifest = manifest_of("127.0.0.1:1", {"a": memory[:60], "b": memory[60:100]}, version=0, boot_epoch=0)
+    found = list(pieces.cut(manifest.entries, {"a": memory[:60], "b": memory[60:100]}, size=25))
+    assert [(piece.entry.name, piece.bytes, piece.is_last) for piece in found] == [
+        ("a", 25, False),
+        ("a", 25, False),
+        ("a", 10, True),
+        ("b", 25, False),
+        ("b", 15, True),
+    ]
+    assert all(before.local + before.bytes == after.local for before, after in itertools.pairwise(found))
+
+
 def test_a_read_into_registered_memory_keeps_the_registration(source, endpoint):
     peer = source(2, 4096)
     memory = np.zeros(8192, dtype=np.uint8)
@@ -29,7 +55,7 @@ def test_a_read_into_registered_memory_keeps_the_registration(source, endpoint):
         endpoint.read(peer.manifest, {"b0": memory[:4096], "b1": memory[4096:]})
         assert not region.poisoned
         assert list(endpoint._regions.values()) == [region]
-    assert [checksum(memory[:4096]), checksum(memory[4096:])] == [e.crc32 for e in peer.manifest.entries]
+    assert [checksum(memory[:4096]), checksum(memory[4096:])] == [e.xxh3 for e in peer.manifest.entries]
 
 
 def test_a_dead_peer_fails_and_leaves_the_memory_usable(source, endpoint):

@@ -5,12 +5,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from infra.weights.architecture import Architecture
-from infra.weights.checksum import weights_checksum
+from infra.weights.checksum import FlatDigest, weights_checksum
 from infra.weights.folder import export_folder, folder_checksum, load_weights
 from infra.weights.layout import FlatLayout
 from infra.weights.names import from_hf, hf_shapes, to_hf
+from infra.weights.plain import arrays_checksum
 from tests.workers.cell.training.material import write_policy
 from workflows.messages.errors import InvalidInput
 
@@ -101,3 +104,18 @@ def test_importing_does_not_load_torch() -> None:
     modules = "infra.weights.names, infra.weights.folder, infra.weights.checksum, infra.checkpoints, infra.actor"
     code = f"import sys, {modules}, infra.micro_steps; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[3], timeout=50)
+
+
+@given(st.lists(st.integers(1, 97), max_size=12))
+def test_bytes_that_come_in_any_pieces_give_the_same_checksum(sizes: list[int]) -> None:
+    shapes = {"b": (3, 5), "a": (7,), "none": (0, 4), "c": (1,)}
+    layout = FlatLayout.of(shapes)
+    flat = torch.randn(layout.elements, generator=torch.Generator().manual_seed(1))
+    data = flat.view(torch.uint8).numpy().data
+    digest, place = FlatDigest(layout, "float32", 4), 0
+    for size in [*sizes, len(data)]:
+        digest("weights", data[place : place + size])
+        place += size
+    tensors = layout.views(flat)
+    assert digest.hexdigest() == weights_checksum(tensors)
+    assert digest.hexdigest() == arrays_checksum({name: tensor.numpy() for name, tensor in tensors.items()})

@@ -9,9 +9,7 @@ A lost member breaks a group. Then the core reads one-sided instead, and moves o
 uses a group of an older one again. On CUDA the groups are NCCL's: written, never tried.
 """
 
-import ctypes
 import logging
-import zlib
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -20,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import PrefixStore, TCPStore  # pyright: ignore[reportPrivateImportUsage]
+from xxhash import xxh3_64
 
 from workflows.messages.errors import InvalidInput, TransferFailed
 from workflows.messages.training import CombineGroup, Participant
@@ -58,7 +57,7 @@ class PrefixGroups:
         """The core's part: `own` plus the sums of `participants` in order of their cells, [elements]; None if the group
         broke. Raises TransferFailed if what came is not what a manifest promises."""
         in_order = sorted(participants, key=lambda participant: participant.cell)
-        found, checks = own.clone(), {participant.cell: 0 for participant in in_order}
+        found, checks = own.clone(), {participant.cell: xxh3_64() for participant in in_order}
         try:
             for piece in found.split(PIECE_ELEMENTS):
                 parts = [torch.empty_like(piece) for _ in group.cells]
@@ -66,14 +65,14 @@ class PrefixGroups:
                 by_cell = dict(zip(group.cells, parts, strict=True))
                 for cell in checks:
                     piece += by_cell[cell]
-                    checks[cell] = _crc32(by_cell[cell], checks[cell])
+                    checks[cell].update(_bytes_of(by_cell[cell]))
         except RuntimeError as error:
             log.warning("the group of cells %s broke, reading one-sided instead: %s", group.cells, error)
             self._generation += 1
             self._groups.clear()
             return None
         for participant in in_order:
-            if participant.manifest.entries[0].crc32 != checks[participant.cell]:
+            if participant.manifest.entries[0].xxh3 != checks[participant.cell].intdigest():
                 raise TransferFailed(f"the gradient that cell {participant.cell} handed in does not match its checksum")
         return found
 
@@ -103,6 +102,5 @@ class PrefixGroups:
         return dist.ProcessGroupGloo(prefixed, rank, size, timeout)  # pyright: ignore
 
 
-def _crc32(piece: Tensor, before: int) -> int:
-    on_host = piece.detach().cpu().contiguous()
-    return zlib.crc32((ctypes.c_char * on_host.nbytes).from_address(on_host.data_ptr()), before)
+def _bytes_of(piece: Tensor) -> memoryview:
+    return piece.detach().cpu().contiguous().view(torch.uint8).numpy().data

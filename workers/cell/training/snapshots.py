@@ -11,7 +11,7 @@ from torch import Tensor
 
 from infra.transfer import PublishedBuffers, TransferEndpoint
 from infra.weights.architecture import Architecture
-from infra.weights.checksum import weights_checksum
+from infra.weights.checksum import FlatDigest
 from infra.weights.layout import FlatLayout
 from infra.weights.names import hf_shapes
 from workers.cell.training.whole import WholePolicy
@@ -94,9 +94,8 @@ def pull_weights(
     """
     layout = snapshot_layout(arch)
     flat = torch.empty(layout.elements, dtype=torch.float32)
-    endpoint.read(manifest, {BUFFER_NAME: flat}, timeout_seconds=timeout_seconds)
-    tensors = layout.views(flat)
-    found = weights_checksum(tensors)
-    if found != checksum:
+    digest = FlatDigest(layout, "float32", flat.itemsize)
+    endpoint.read(manifest, {BUFFER_NAME: flat}, timeout_seconds=timeout_seconds, watch=digest)
+    if (found := digest.hexdigest()) != checksum:
         raise ChecksumMismatch(f"snapshot {manifest.version} has checksum {found}, promised {checksum}")
-    return tensors
+    return layout.views(flat)

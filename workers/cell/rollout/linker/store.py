@@ -225,9 +225,9 @@ class KvStore:
             found = self._pool.readable(key)
             if found is None:
                 return chain[:length]
-            page, crc = found
+            page, seen = found
             entries[key] = BufferEntry(
-                name=key, address=page.data_ptr(), bytes=page.nbytes, dtype="uint8", shape=tuple(page.shape), crc32=crc
+                name=key, address=page.data_ptr(), bytes=page.nbytes, dtype="uint8", shape=tuple(page.shape), xxh3=seen
             )
         return chain
 
