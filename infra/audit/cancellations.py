@@ -1,6 +1,7 @@
-"""What a cancelled burst explains: executions closed while queued leave no row, its groups are given up.
+"""What the ledger explains about bursts: which were cancelled, which were shuffled.
 
-Read from the ledger, where the Scheduler writes why groups and executions went.
+Executions of a cancelled one that were closed while queued leave no row, and its groups are given up. The groups of a
+shuffled one (`streaming: false, shuffle: true`) go to its steps in an order of their own.
 """
 
 import re
@@ -11,6 +12,7 @@ from sqlalchemy import Engine, select
 from infra.audit.reader import stream
 from infra.records import schema
 
+_DISPATCH = re.compile(r"(\S+): \d+ groups, \d+ executions")
 _NOTE = re.compile(r"burst (\S+) cancelled: (\d+) queued executions closed")
 
 
@@ -30,3 +32,13 @@ def read_cancellations(engine: Engine) -> Cancellations:
             bursts.add(match[1])
             closed += int(match[2])
     return Cancellations(frozenset(bursts), closed)
+
+
+def read_shuffled(engine: Engine) -> frozenset[str]:
+    """Bursts whose groups were shuffled over their steps."""
+    table, bursts = schema.ledger, set[str]()
+    for row in stream(engine, select(table).where(table.c.kind == "dispatch")):
+        match = _DISPATCH.fullmatch(str(row.reasons[0])) if len(row.reasons) > 1 else None
+        if match and row.reasons[1] == "shuffled over its steps":
+            bursts.add(match[1])
+    return frozenset(bursts)

@@ -28,6 +28,7 @@ CATALOGUE: dict[str, Fault] = {
     "move-over-capacity": Fault(2, "a cell left although w > C_R - C_e"),
     "waterlevel-below-running": Fault(2, "the waterlevel of a move is below the executions that were really running"),
     "capacity-counts-absent-cell": Fault(2, "the capacity of a move counts a cell that was not in rollout"),
+    "move-over-bounds": Fault(2, "a cell left although the fleet's bounds forbid it"),
     "move-breaks-prefix": Fault(2, "a cell left before an eligible one of lower index"),
     "move-of-absent-cell": Fault(2, "the cell that was to leave was not serving rollout"),
     "transitions-overlap": Fault(2, "two cells were leaving rollout at the same time"),

@@ -67,6 +67,7 @@ def check_groups(
     batches: list[BatchFact],
     *,
     cancelled: frozenset[str],
+    shuffled: frozenset[str],
     method: str | None,
 ) -> dict[str, GroupFact]:
     """Check every admitted group against its executions, then all of them against the batches."""
@@ -88,7 +89,7 @@ def check_groups(
         _check_members(findings, row, executions)
         _check_staleness(findings, row, executions, committed.get(row.batch or ""))
         groups[row.group_id] = _fact(findings, row, method)
-    _check_membership(findings, groups, committed)
+    _check_membership(findings, groups, committed, shuffled)
     _check_passed_over(findings, groups, batches, cancelled)
     findings.figures["unrecorded_executions"] = len(group_of.keys() - executions.keys())
     return groups
@@ -156,10 +157,15 @@ def _fact(findings: Findings, row: Row, method: str | None) -> GroupFact:
     )
 
 
-def _check_membership(findings: Findings, groups: dict[str, GroupFact], committed: dict[str, BatchFact]) -> None:
+def _check_membership(
+    findings: Findings, groups: dict[str, GroupFact], committed: dict[str, BatchFact], shuffled: frozenset[str]
+) -> None:
     consumers: dict[str, list[str]] = defaultdict(list)
     order: list[GroupFact] = []
+    last, begun = "", 0
     for batch in committed.values():
+        begun = len(order) if batch.burst != last else begun
+        last = batch.burst
         for group in batch.groups:
             consumers[group].append(batch.batch)
             if group not in groups:
@@ -168,6 +174,8 @@ def _check_membership(findings: Findings, groups: dict[str, GroupFact], committe
             order.append(groups[group])
             detail = f"{group} says {groups[group].batch}"
             findings.expect(groups[group].batch == batch.batch, "group-batch-disagrees", batch.batch, detail)
+        if batch.burst in shuffled:  # within such a burst any order is right; between bursts it is that of admission
+            order[begun:] = sorted(order[begun:], key=lambda group: group.sequence)
     for group, names in consumers.items():
         findings.expect(len(names) == 1, "group-in-two-batches", group, ", ".join(names))
     for group in groups.values():

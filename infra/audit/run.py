@@ -4,7 +4,7 @@ from pathlib import Path
 
 from sqlalchemy import Engine, func, select
 
-from infra.audit.cancellations import read_cancellations
+from infra.audit.cancellations import read_cancellations, read_shuffled
 from infra.audit.drift import check_checksums
 from infra.audit.executions import check_executions
 from infra.audit.groups import batches_in_order, check_groups
@@ -52,7 +52,15 @@ def audit_records(
     check_request_ids(engine, findings)
     batches = batches_in_order(engine)
     cancelled = read_cancellations(engine)
-    groups = check_groups(engine, findings, executions, batches, cancelled=cancelled.bursts, method=advantage)
+    groups = check_groups(
+        engine,
+        findings,
+        executions,
+        batches,
+        cancelled=cancelled.bursts,
+        shuffled=read_shuffled(engine),
+        method=advantage,
+    )
     check_ledger(engine, findings, executions, timelines, cancelled=cancelled.closed_while_queued, at_rest=at_rest)
     targets = TargetAudit(engine, store, findings, groups)
     check_batches(engine, findings, targets, timelines, batches, groups)

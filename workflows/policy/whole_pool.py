@@ -6,6 +6,7 @@ until the burst ends. Executions that are still out then wait without an engine 
 
 from workflows.messages.fleet import CellRole
 from workflows.policy.answers import core_absence, move, refuse
+from workflows.policy.bounds import rollout_count, training_count
 from workflows.policy.memory import Memory
 from workflows.policy.state import Decision, PolicyState, Reason
 
@@ -20,7 +21,7 @@ def decide(state: PolicyState, memory: Memory) -> tuple[Decision, Memory]:
     if state.move_under_way:
         return refuse(None, Reason.MOVE_UNDER_WAY, "a transition is under way"), memory
     pool = [cell for cell in state.cells if cell.eligible and cell.role is not CellRole.TRAINING]
-    pool = pool[: len(pool) - state.bounds.min_rollout_cells] if state.bounds.min_rollout_cells else pool
+    pool = pool[: max(0, _room(state, len(pool)))]
     if not pool:
         return refuse(None, Reason.NO_CELL, "every cell of the pool is in training"), memory
     if any(cell.role is not CellRole.ROLLOUT for cell in pool):
@@ -37,6 +38,13 @@ def decide(state: PolicyState, memory: Memory) -> tuple[Decision, Memory]:
 def at_burst_end(state: PolicyState, next_dispatch: int) -> tuple[int, ...]:
     """Everybody serves again."""
     return ()
+
+
+def _room(state: PolicyState, pool: int) -> int:
+    """How many of the pool the bounds let go."""
+    room = min(pool, rollout_count(state) - state.bounds.min_rollout_cells)
+    most = state.bounds.max_training_cells
+    return room if most is None else min(room, most - training_count(state))
 
 
 def _all(state: PolicyState, pool: list[int], detail: str) -> Decision:

@@ -20,7 +20,7 @@ from infra.records import schema
 from tests.infra.audit.faults.training import same_execution_in_two_batches
 from tests.infra.audit.faults.versions import satellite_trained_old_weights
 from tests.infra.audit.planting import VICTIM
-from tests.infra.audit.recording import SyntheticRun, batch_id, execution_id
+from tests.infra.audit.recording import T0, SyntheticRun, batch_id, execution_id
 from workflows.messages.errors import InvalidInput
 
 
@@ -174,6 +174,32 @@ def test_a_cancelled_burst_explains_what_it_gave_up(recorded: SyntheticRun) -> N
     assert audit_records(recorded.engine, recorded.store, at_rest=True).codes() == {"membership-skips"}
     recorded.add(schema.ledger, note | {"reasons": ["burst second cancelled: 3 queued executions closed"]})
     assert audit_records(recorded.engine, recorded.store, at_rest=True).found == {}
+
+
+def test_a_pool_leaves_together_whatever_the_waterlevel(recorded: SyntheticRun) -> None:
+    """`colocate`: two cells go in one decision, over the capacity that binds `waterlevel` alone."""
+    move = recorded.row(schema.ledger, kind="move", cell=0)
+    state = move["state"] | {"bounds": {"min_rollout_cells": 0, "min_training_cells": 0, "max_training_cells": None}}
+    second = recorded.row(schema.ledger, kind="move", cell=1)
+    recorded.remove(schema.ledger, entry=second["entry"])
+    recorded.change(
+        schema.ledger, {"entry": move["entry"]}, policy="colocate", together=[1], direction="to_training", state=state
+    )
+    recorded.change(
+        schema.transitions, {"cell": 1, "direction": "to_training", "started_at": T0 + 33.1}, started_at=T0 + 30.2
+    )
+    assert audit_records(recorded.engine, recorded.store, at_rest=True).codes() == set()
+
+
+def test_a_shuffled_burst_may_train_its_groups_in_any_order(recorded: SyntheticRun) -> None:
+    names = [f"first/{number:04d}" for number in range(4)]
+    places = [recorded.row(schema.groups, group_id=name)["sequence"] for name in names]
+    for name, place in zip(names, reversed(places), strict=True):
+        recorded.change(schema.groups, {"group_id": name}, sequence=place)
+    assert "membership-out-of-order" in audit_records(recorded.engine, recorded.store, at_rest=True).codes()
+    told = ["first: 4 groups, 12 executions", "shuffled over its steps"]
+    recorded.change(schema.ledger, {"kind": "dispatch", "at": T0 + 5}, reasons=told)
+    assert audit_records(recorded.engine, recorded.store, at_rest=True).codes() == set()
 
 
 @given(st.lists(st.integers(0, 8), min_size=2, max_size=8).filter(lambda eighths: len(set(eighths)) > 1))

@@ -126,6 +126,13 @@ def satellite_left_before_the_core(run: SyntheticRun) -> None:
     change_cell(run, satellite_move(run), 0, role="rollout", serving=True)
 
 
+@plants("move-over-bounds")
+def async_trained_more_cells_than_the_fleet_allows(run: SyntheticRun) -> None:
+    move = satellite_move(run)
+    change_state(run, move, bounds={"min_rollout_cells": 0, "min_training_cells": 0, "max_training_cells": 1})
+    change(run, schema.ledger, move, policy="async")
+
+
 @plants("move-of-absent-cell")
 def moved_while_another_move_was_under_way(run: SyntheticRun) -> None:
     change_state(run, first(moves(run), "move"), move_under_way=True)

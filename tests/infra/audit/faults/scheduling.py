@@ -113,6 +113,22 @@ def satellite_left_before_the_core(run: SyntheticRun) -> None:
     change_state(run, "move", cell=1, cells=cells)
 
 
+@plants("move-over-bounds")
+def async_trained_more_cells_than_the_fleet_allows(run: SyntheticRun) -> None:
+    bounds = {"min_rollout_cells": 0, "min_training_cells": 0, "max_training_cells": 1}
+    change_state(run, "move", cell=1, bounds=bounds)
+    run.change(schema.ledger, {"kind": "move", "cell": 1}, policy="async")
+
+
+@plants("move-over-bounds")
+def frozen_split_left_too_few_to_rollout(run: SyntheticRun) -> None:
+    move = run.row(schema.ledger, kind="move", cell=1)
+    bounds = {"min_rollout_cells": 2, "min_training_cells": 0, "max_training_cells": None}
+    change_state(run, "move", cell=1, bounds=bounds)
+    run.change(schema.ledger, {"kind": "refuse"}, kind="safe_mode", reasons=["entered", "operator: a test"])
+    assert run.row(schema.ledger, kind="safe_mode")["entry"] < move["entry"]
+
+
 @plants("move-of-absent-cell")
 def moved_while_another_move_was_under_way(run: SyntheticRun) -> None:
     change_state(run, "move", cell=1, move_under_way=True)
