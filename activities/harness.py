@@ -6,6 +6,7 @@ when `run_harness` returns no process of the execution is alive.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +38,7 @@ from workflows.messages.execution import (
 )
 from workflows.messages.routing import RegisterExecution
 
+_log = logging.getLogger(__name__)
 MOST_STARTS = 3
 """How often a harness is started that was lost before its first model call."""
 
@@ -160,7 +162,7 @@ class HarnessActivities:
         await self._host.proxy.end_execution(execution_of(spec))
         row = await self._row(spec)
         run = folder.run(row.attempt)
-        outcome = self._outcome(spec, folder, run, result) if result.end == "exited" else None
+        outcome = await asyncio.to_thread(self._outcome, spec, folder, run, result) if result.end == "exited" else None
         reported = harness_run(result, outcome, model_calls=row.model_calls, call_limit=spec.limits.model_calls)
         # A harness that quotes its endpoint in an error quotes its token: what is reported enters Temporal's history.
         token = folder.token.read_text() if folder.token.exists() else ""
@@ -268,7 +270,12 @@ class HarnessActivities:
     def _outcome(self, spec: ExecutionSpec, folder: ExecutionFolder, run: Path, result: Result) -> HarnessOutcome:
         context = self._context(spec, folder, self._host.load(Path(spec.task)))
         context = context.model_copy(update={"stdout": run / "stdout.log"})
-        return self._host.adapter(spec.harness.name).outcome(context, result.exit_code)
+        try:
+            return self._host.adapter(spec.harness.name).outcome(context, result.exit_code)
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
+            # What a harness and its agent left is theirs; a retry would read the same for ever.
+            _log.exception("the end of %s cannot be read", execution_of(spec))
+            return HarnessOutcome(end=EndReason.CRASHED, detail=f"what it left cannot be read: {type(error).__name__}")
 
     @activity.defn(name="finish_execution")
     async def finish_execution(self, request: FinishExecution) -> None:

@@ -8,9 +8,9 @@ A reward is one finite number in [0, 1]: alone in ``verifier/reward.txt`` (an en
 import json
 import math
 import re
-import stat
 from pathlib import Path
 
+from infra.plain_files import read_plain
 from workflows.messages.errors import EvaluatorFailure
 
 _NUMBER = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?", re.ASCII)
@@ -40,36 +40,30 @@ def parse_named(text: str) -> float:
     """The number under ``reward`` of a JSON object, else the mean of its values; all of them must be numbers."""
     try:
         named = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise EvaluatorFailure(f"reward.json is not JSON: {error}") from None
     if not isinstance(named, dict) or not named:
         raise EvaluatorFailure("reward.json must hold an object with at least one named reward")
     for name, value in named.items():
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise EvaluatorFailure(f"reward.json: {name[:100]!r} is not a number")
-        _in_range(float(value), f"reward.json: {name[:100]!r}")
+        _in_range(value, f"reward.json: {name[:100]!r}")
     return float(named["reward"]) if "reward" in named else math.fsum(named.values()) / len(named)
 
 
 def _in_range(value: float, where: str) -> float:
+    """`value` may be a whole number too large for a float."""
     if not 0.0 <= value <= 1.0:  # NaN fails both comparisons
-        raise EvaluatorFailure(f"{where}: a reward must lie in [0, 1], got {value}")
-    return value
+        raise EvaluatorFailure(f"{where}: a reward must lie in [0, 1], got {str(value)[:100]}")
+    return float(value)
 
 
 def _read(path: Path) -> str | None:
     try:
-        if not stat.S_ISREG(path.lstat().st_mode):
-            raise EvaluatorFailure(f"{path.name} is not a plain file")
-        with path.open("rb") as file:
-            data = file.read(_LARGEST_FILE + 1)
+        return read_plain(path, _LARGEST_FILE).decode("utf-8")
     except FileNotFoundError:
         return None
-    except OSError as error:
-        raise EvaluatorFailure(f"{path.name} cannot be read: {error}") from None
-    if len(data) > _LARGEST_FILE:
-        raise EvaluatorFailure(f"{path.name} is larger than {_LARGEST_FILE} bytes")
-    try:
-        return data.decode("utf-8")
     except UnicodeDecodeError:
         raise EvaluatorFailure(f"{path.name} is not UTF-8") from None
+    except OSError as error:
+        raise EvaluatorFailure(f"{path.name} cannot be read, a plain file is expected: {error}") from None

@@ -1,7 +1,7 @@
 """codex 0.171.0, unmodified: OpenAI Responses, streamed.
 
-Every request says in its turn metadata what it is for. It summarises before its context is full, by our reckoning of
-the context; one that overflows all the same ends its run.
+Every request says in its turn metadata what it is for. It summarises before its context is full, never because a call
+was refused: that ends its turn, and `exec` has no other. So what may come between two looks at its count is kept small.
 """
 
 import json
@@ -15,14 +15,18 @@ from harness_adapters.node_harness import INSTRUCTION, PATIENT_MS, PATIENT_RETRI
 from harness_adapters.protocol import CallRole, HarnessOutcome, LaunchContext, LaunchPlan
 from workflows.messages.execution import EndReason
 
+_OUTPUT = 10_000
+"""Its own default: tokens kept of a tool's output. Less for a small context."""
+
 
 class Codex(NodeHarness):
-    """Settings: `context_tokens`, the policy's context as it sees it; `compact_at_tokens`, when it summarises."""
+    """Settings: `context_tokens`, the policy's context as it sees it; `compact_at_tokens`, when it summarises;
+    `tool_output_tokens`, what it keeps of a tool's output, at its four bytes a token."""
 
     name = "codex"
     version = "0.171.0"
     dialect = "responses"
-    settings = {"context_tokens": int, "compact_at_tokens": int}
+    settings = {"context_tokens": int, "compact_at_tokens": int, "tool_output_tokens": int}
 
     def launch(self, context: LaunchContext) -> LaunchPlan:
         program = self.environment_of(context.harness_root).package("@openai/codex") / "bin/codex.js"
@@ -44,11 +48,15 @@ class Codex(NodeHarness):
     def _config(self, context: LaunchContext) -> str:
         chosen = self.chosen(context.choice)
         window = chosen.get("context_tokens", context.context_tokens)
-        compact = chosen.get("compact_at_tokens", max(1, (window - context.output_tokens) * 9 // 10))
+        room = max(1, window - context.output_tokens)
+        output = chosen.get("tool_output_tokens", max(1, min(_OUTPUT, room // 16)))
+        # It counts a byte of output as a quarter of a token. Ours may be whole ones: three quarters are not counted.
+        compact = chosen.get("compact_at_tokens", max(1, room - 3 * output))
         return f"""model = {json.dumps(context.model)}
 model_provider = "policy"
 model_context_window = {window}
 model_auto_compact_token_limit = {compact}
+tool_output_token_limit = {output}
 check_for_update_on_startup = false
 
 [analytics]

@@ -3,10 +3,13 @@
 The record is capped, so its middle may be missing, a line may be cut, and other text may lie between.
 """
 
+import io
 import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from infra.plain_files import open_plain
 
 
 def events(printed: Path | None) -> Iterator[dict[str, Any]]:
@@ -14,13 +17,13 @@ def events(printed: Path | None) -> Iterator[dict[str, Any]]:
     if printed is None:
         return
     try:
-        with printed.open(encoding="utf-8", errors="replace") as lines:
+        with io.TextIOWrapper(open_plain(printed), encoding="utf-8", errors="replace") as lines:
             for line in lines:
                 if not line.startswith("{"):
                     continue
                 try:
                     event = json.loads(line)
-                except ValueError:
+                except (ValueError, RecursionError):
                     continue
                 yield event
     except OSError:

@@ -14,13 +14,14 @@ from harness_adapters.choices import checked
 from harness_adapters.environment import PythonEnvironment
 from harness_adapters.generic import BASE_ENVIRONMENT
 from harness_adapters.protocol import CallRole, HarnessOutcome, LaunchContext, LaunchPlan
+from infra.plain_files import read_plain
 from workflows.messages.burst import HarnessChoice
 from workflows.messages.errors import HarnessUnusable, InvalidSpec
 from workflows.messages.execution import EndReason
 
 SETTINGS_FILE = Path(__file__).with_suffix(".yaml")
 CLIENT_FOLDER = Path(__file__).with_name("mini_swe_agent_client")
-_TRAJECTORY = "trajectory.json"
+_TRAJECTORY, _LARGEST_TRAJECTORY = "trajectory.json", 256 << 20
 _EXECUTION = "execution.yaml"
 _ENDS = {
     "Submitted": EndReason.SUBMITTED,
@@ -88,10 +89,11 @@ class MiniSweAgent:
     def outcome(self, context: LaunchContext, exit_code: int | None) -> HarnessOutcome:
         """Success is the trajectory's exit status; the exit code only tells a run that left none."""
         try:
-            info = json.loads((context.home / _TRAJECTORY).read_text(encoding="utf-8", errors="replace"))["info"]
+            left = read_plain(context.home / _TRAJECTORY, _LARGEST_TRAJECTORY)
+            info = json.loads(left.decode("utf-8", "replace"))["info"]
             status = str(info.get("exit_status") or "")
             calls = int(info["model_stats"]["api_calls"])
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             reason = f"no trajectory that can be read ({type(error).__name__}); exit code {exit_code}"
             return HarnessOutcome(end=EndReason.CRASHED, detail=reason)
         if status in _ENDS:

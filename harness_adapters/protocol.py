@@ -9,10 +9,11 @@ The host's own reasons (wall limit, cancelled) outrank what `outcome` reads.
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
+from infra.processes.capture import plain_text
 from workflows.messages.base import Message
 from workflows.messages.burst import HarnessChoice
 from workflows.messages.execution import EndReason
@@ -56,10 +57,11 @@ class LaunchPlan(Message):
 
 
 class HarnessOutcome(Message):
-    """What a harness says about its own end. `model_calls` is its count, None where it does not say."""
+    """What a harness says about its own end. `model_calls` is its count, None where it does not say; `detail`: cut,
+    and without what no payload or database takes."""
 
     end: EndReason
-    detail: str = Field(default="", max_length=2000)
+    detail: Annotated[str, BeforeValidator(plain_text)] = ""
     model_calls: int | None = None
 
 

@@ -107,7 +107,7 @@ async def test_wall_limit_keeps_the_work(host, environment, make_task, make_spec
     assert run.end is EndReason.WALL_LIMIT
     assert living(marked(str(host.folder(spec).root))) == []
     evaluation = await environment().run(host.evaluation.evaluate_workspace, spec)
-    assert evaluation == Evaluation(outcome=Outcome.SCORED, reward=1.0)
+    assert (evaluation.outcome, evaluation.reward) == (Outcome.SCORED, 1.0)
 
 
 async def test_background_writer_is_gone_before_grading(host, environment, make_task, make_spec):
@@ -287,6 +287,16 @@ async def test_a_harness_that_quotes_its_endpoint_gives_no_secret_away(host, env
     assert run.end is EndReason.CRASHED
     assert run.detail == "401 at http://127.0.0.1:9/x/<secret>/v1 with <secret>"
     assert token not in run.model_dump_json()
+
+
+async def test_an_end_that_cannot_be_read_is_a_crash_and_not_tried_for_ever(host, environment, make_task, make_spec):
+    class Confused(GenericCommand):
+        def outcome(self, context, exit_code):
+            return HarnessOutcome(end=[][0])
+
+    host.harness._host = dataclasses.replace(host.harness._host, adapter=lambda name: Confused())
+    run = await live(host, environment, make_spec(make_task("true")))
+    assert (run.end, run.detail) == (EndReason.CRASHED, "what it left cannot be read: IndexError")
 
 
 @pytest.mark.parametrize(

@@ -64,10 +64,19 @@ def test_no_file_bytes_that_are_no_text_and_a_link_are_failures(tmp_path):
         read_reward(tmp_path)
 
 
+def test_a_pipe_instead_of_a_reward_holds_nobody_up(tmp_path):
+    (tmp_path / "verifier").mkdir()
+    os.mkfifo(tmp_path / "verifier/reward.txt")
+    with pytest.raises(EvaluatorFailure, match="plain file"):
+        read_reward(tmp_path)
+
+
 def test_named_rewards():
     assert parse_named('{"reward": 0.5, "style": 1}') == 0.5
     assert parse_named('{"a": 1, "b": 0, "c": 0.5}') == 0.5
-    for wrong in ["", "[]", "{}", "1", '{"reward": true}', '{"reward": NaN}', '{"reward": 1.5}', '{"a": 1, "b": "x"}']:
+    wrongs = ["", "[]", "{}", "1", '{"reward": true}', '{"reward": NaN}', '{"reward": 1.5}', '{"a": 1, "b": "x"}']
+    wrongs += [f'{{"reward": 1{"0" * 400}}}', f'{{"reward": 1{"0" * 5000}}}', '{"reward": 1e999}', "[" * 60_000]
+    for wrong in wrongs:
         with pytest.raises(EvaluatorFailure):
             parse_named(wrong)
 

@@ -1,6 +1,7 @@
 """The four harnesses of node as data: plans, settings, ends and roles. Nothing is started here."""
 
 import json
+import os
 import tomllib
 
 import pytest
@@ -99,7 +100,10 @@ def test_harnesses_know_the_context_of_the_policy(context):
     assert (model["contextWindow"], model["maxTokens"]) == (32768, 1024)
     codex = tomllib.loads(adapter_named("codex").launch(context).files[".codex/config.toml"])
     assert codex["model_context_window"] == 32768
-    assert codex["model_auto_compact_token_limit"] < 32768 - 1024
+    output, compact = codex["tool_output_token_limit"], codex["model_auto_compact_token_limit"]
+    # One output more than it counted, a token a byte, still fits: a refused call would end its run.
+    assert compact - output + 4 * output <= 32768 - 1024
+    assert output > 1000
     claude = adapter_named("claude-code").launch(context).environment
     assert claude["CLAUDE_CODE_MAX_CONTEXT_TOKENS"] == "32768"
     qwen = json.loads(adapter_named("qwen-code").launch(context).files[".qwen/settings.json"])
@@ -108,9 +112,11 @@ def test_harnesses_know_the_context_of_the_policy(context):
 
 def test_settings_reach_the_harness(context):
     codex = adapter_named("codex")
-    written = codex.launch(with_settings(context, codex, context_tokens=9000, compact_at_tokens=500)).files
+    chosen = with_settings(context, codex, context_tokens=9000, compact_at_tokens=500, tool_output_tokens=70)
+    written = codex.launch(chosen).files
     config = tomllib.loads(written[".codex/config.toml"])
     assert (config["model_context_window"], config["model_auto_compact_token_limit"]) == (9000, 500)
+    assert config["tool_output_token_limit"] == 70
     claude = adapter_named("claude-code")
     plan = claude.launch(with_settings(context, claude, max_turns=3, compact_at_percent=40))
     assert plan.argv[-2:] == ("--max-turns", "3")
@@ -149,6 +155,43 @@ FULL = "This model's maximum context length is 10 tokens. However, your messages
 def test_the_event_stream_decides_not_the_exit_code(context, name, events, end):
     for code in (0, 1, -9, None):
         assert adapter_named(name).outcome(printed(context, *events), code).end is end
+
+
+@pytest.mark.parametrize("name", ["codex", "claude-code", "qwen-code"])
+@pytest.mark.parametrize(
+    "line", ['{"type": "\\ud800"}', '{"a":' * 100_000, '{"type": 1e999}', "{}", '{"error": "\\u0000"}']
+)
+def test_whatever_it_prints_before_its_end(context, name, line):
+    """Field case 49: lone surrogates, endless nesting, numbers that are none."""
+    end = {"type": "turn.failed", "error": {"message": "\ud800 \0"}}
+    end |= {"is_error": True} if name == "codex" else {"type": "result", "subtype": "x", "is_error": True}
+    file = context.home / "stdout.log"
+    file.write_text(f"{line}\n{json.dumps(end)}\n")
+    outcome = adapter_named(name).outcome(context.model_copy(update={"stdout": file}), 1)
+    assert outcome.end is EndReason.CRASHED
+    assert "\0" not in outcome.detail
+    json.loads(outcome.model_dump_json())
+
+
+def left_behind(path, what):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if what == "pipe":
+        os.mkfifo(path)
+    elif what == "folder":
+        path.mkdir()
+    elif what == "device":
+        path.symlink_to("/dev/zero")
+    else:
+        path.symlink_to(path.name)
+
+
+@pytest.mark.parametrize("what", ["pipe", "folder", "device", "loop"])
+@pytest.mark.parametrize(
+    ("name", "place"), [("mini-swe-agent", "trajectory.json"), ("pi", ".pi/agent/sessions/here/one.jsonl")]
+)
+def test_what_an_agent_left_in_its_home_holds_nobody_up(context, name, place, what):
+    left_behind(context.home / place, what)
+    assert adapter_named(name).outcome(context, 0).end is EndReason.CRASHED
 
 
 def test_a_harness_that_printed_nothing_crashed(context, adapter):

@@ -117,7 +117,10 @@ def test_the_trajectory_decides_not_the_exit_code(context, status, end):
         assert (outcome.end, outcome.model_calls) == (end, 3)
 
 
-@pytest.mark.parametrize("text", [None, "", "{", "[]", '{"info": {}}', '{"info": 3}'])
+ENDLESS = '{"info": {"model_stats": {"api_calls": 1e999}}}'
+
+
+@pytest.mark.parametrize("text", [None, "", "{", "[]", '{"info": {}}', '{"info": 3}', ENDLESS, '{"info":' * 100_000])
 def test_a_run_that_left_no_trajectory_is_a_crash(context, text):
     if text is not None:
         (context.home / "trajectory.json").write_text(text)
