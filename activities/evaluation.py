@@ -1,9 +1,10 @@
 """Scoring the workspace that is left, by the task's own tests, in a clean process.
 
-Rules kept here: no process of the execution is alive when grading starts; tests come from a trusted copy; how the
-harness ended does not matter; a grader that times out, is killed or leaves no valid reward has failed (a reward it
-wrote before is not final); failures are counted on disk and retried up to the limit, each time on the workspace as
-the agent left it; the first result is on record and never computed again.
+Rules kept here: no process of the execution is alive when grading starts; tests come from a trusted copy, and what
+they run of the agent's is walled in as the agent was; how the harness ended does not matter; a grader that times out,
+is killed or leaves no valid reward has failed (a reward it wrote before is not final); failures are counted on disk
+and retried up to the limit, each time on the workspace as the agent left it; the first result is on record and never
+computed again.
 """
 
 import asyncio
@@ -19,9 +20,11 @@ from activities.heartbeats import Heartbeat
 from activities.rewards import read_reward
 from activities.slots import Gate
 from infra.processes.capture import plain_text
+from infra.processes.isolation import OPEN, Isolation
 from infra.processes.job import Job, Result
 from infra.processes.launch import Runners, end_marked
 from infra.processes.limits import ProcessLimits
+from infra.processes.sandbox import Sandbox
 from infra.records.executions import ExecutionRecords, execution_of
 from infra.tasks import Task, load_task
 from infra.workspaces import ExecutionFolder, copy_tree, folder_sha256, remove_tree
@@ -29,13 +32,13 @@ from workflows.messages.errors import EvaluatorFailure, StillHeld
 from workflows.messages.execution import Evaluation, ExecutionSpec, Outcome
 
 _log = logging.getLogger(__name__)
-_FAILED = "failed.txt"
+_FAILED, _WRITABLE = "failed.txt", ("logs", "home", "tmp")
 _EVALUATOR = "evaluator.txt"
 """The sha256 of the tests, taken before they run: what they leave beside them is no part of it."""
 
 
 class EvaluationActivities:
-    """Runs in the harness host. `workspaces`: the folder of all executions."""
+    """Runs in the harness host. `workspaces`: the folder of all executions; `hidden`: what nothing graded may read."""
 
     def __init__(
         self,
@@ -44,8 +47,11 @@ class EvaluationActivities:
         runners: Runners,
         load: Callable[[Path], Task] = load_task,
         gate: Gate | None = None,
+        isolation: Isolation = OPEN,
+        hidden: tuple[Path, ...] = (),
     ) -> None:
         self._gate = gate or Gate()
+        self._isolation, self._hidden = isolation, (*hidden, workspaces)
         self._records, self._workspaces, self._runners, self._load = records, workspaces, runners, load
 
     @activity.defn(name="evaluate_workspace")
@@ -96,7 +102,14 @@ class EvaluationActivities:
         else:
             task = self._load(Path(spec.task))
             await asyncio.to_thread(lay_out, folder, grading, task)
-            self._runners.start(grading, grading_job(spec, folder, grading, task))
+            walls = self._isolation.sandbox(
+                writable=(folder.app, *(grading / name for name in _WRITABLE)),
+                temporary=grading / "tmp",
+                hidden=(*self._hidden, task.folder),
+                readable=(grading / "tests",),
+                shared_network=task.internet,
+            )
+            self._runners.start(grading, grading_job(spec, folder, grading, task, walls))
         try:
             result = await self._runners.follow(grading, beat=beat)
         except asyncio.CancelledError:
@@ -132,13 +145,15 @@ def lay_out(folder: ExecutionFolder, grading: Path, task: Task) -> None:
             copy_tree(folder.app, folder.pristine)
         except OSError as error:
             _log.warning("no copy of %s to retry a grading on: %s", folder.app, error)
-    for name in ("logs/verifier", "home", "tmp"):
+    for name in (*_WRITABLE, "logs/verifier"):
         (grading / name).mkdir(parents=True)
     copy_tree(task.tests, grading / "tests")
     (grading / _EVALUATOR).write_text(folder_sha256(grading / "tests"))
 
 
-def grading_job(spec: ExecutionSpec, folder: ExecutionFolder, grading: Path, task: Task) -> Job:
+def grading_job(
+    spec: ExecutionSpec, folder: ExecutionFolder, grading: Path, task: Task, walls: Sandbox | None = None
+) -> Job:
     """The tests as a command: nothing of the agent's environment, the layout's paths as variables."""
     limits = spec.limits
     return Job(
@@ -154,6 +169,7 @@ def grading_job(spec: ExecutionSpec, folder: ExecutionFolder, grading: Path, tas
         },
         cwd=str(folder.app),
         marker=str(grading),
+        sandbox=walls,
         limits=ProcessLimits(
             wall_seconds=min(limits.evaluator_seconds, task.verifier_seconds or limits.evaluator_seconds),
             grace_seconds=min(limits.grace_seconds, 1.0),

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -74,12 +75,15 @@ class Isolation:
         writable: tuple[Path, ...],
         temporary: Path,
         hidden: tuple[Path, ...] = (),
+        readable: tuple[Path, ...] = (),
         needed: tuple[Path, ...] = (),
         proxy: tuple[str, int] | None = None,
+        shared_network: bool = False,
     ) -> Sandbox | None:
         """The strictest sandbox that works here; None if none does.
 
-        `needed`: folders that must be readable also if they lie in /tmp. `proxy`: host and port that stay reachable.
+        `readable`: folders in a hidden one that can be read all the same; `needed`: folders that must be readable also
+        if they lie in /tmp. `proxy`: host and port that stay reachable. `shared_network`: the machine's own is wanted.
         """
         if not self.files:
             return None
@@ -89,9 +93,10 @@ class Isolation:
             writable=tuple(map(str, writable)),
             temporary=str(temporary),
             hidden=tuple(map(str, (*credentials(), *hidden))),
-            visible=tuple(dict.fromkeys(str(path) for path in (*_OURS, *needed) if _in_tmp(path))),
+            visible=_outermost(path for path in (*_OURS, *needed) if _in_tmp(path)),
+            readable=tuple(map(str, readable)),
             user_namespace=self.user_namespace,
-            network=not self.network,
+            network=shared_network or not self.network,
             door_port=port,
             behind_host=host,
             behind_port=port,
@@ -100,6 +105,12 @@ class Isolation:
 
 OPEN = Isolation(reason="not asked for")
 """Nothing is kept from a harness."""
+
+
+def _outermost(paths: Iterable[Path]) -> tuple[str, ...]:
+    """Without those in another one: they are seen with it, and may be links there, on which nothing can be put."""
+    kept = set(paths)
+    return tuple(sorted(str(path) for path in kept if kept.isdisjoint(path.parents)))
 
 
 def _in_tmp(path: Path) -> bool:

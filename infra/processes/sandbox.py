@@ -24,7 +24,8 @@ _ROOT_KEEPS = ("CAP_DAC_OVERRIDE", "CAP_CHOWN", "CAP_FOWNER")
 class Sandbox:
     """One command's sandbox. All paths absolute; a `hidden` folder that is not there is left out.
 
-    `temporary` is what /tmp is inside; `visible` folders of the real /tmp are shown there, read-only.
+    `temporary` is what /tmp is inside; `visible` folders of the real /tmp are shown there, read-only; so are `readable`
+    ones that lie in a hidden folder.
     With `network` the machine's own network is shared and `door_port` unused; else loopback `door_port` leads to
     `behind_host`:`behind_port`, or nowhere if it is 0.
     """
@@ -34,6 +35,7 @@ class Sandbox:
     temporary: str
     hidden: tuple[str, ...] = ()
     visible: tuple[str, ...] = ()
+    readable: tuple[str, ...] = ()
     user_namespace: bool = False
     network: bool = False
     door_port: int = 0
@@ -72,6 +74,8 @@ class Sandbox:
                 walls += ["--tmpfs", path]
             elif Path(path).exists():
                 walls += ["--ro-bind", "/dev/null", path]
+        for path in self.readable:
+            walls += ["--ro-bind", path, path]
         for path in self.writable:
             walls += ["--bind", path, path]
         return walls

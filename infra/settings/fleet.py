@@ -52,6 +52,9 @@ class Fleet(Message):
     isolation: Literal["auto", "off", "required"] = Field(
         default="auto", description="of harnesses; auto: whatever this machine allows, which `gyre doctor` shows"
     )
+    isolate_gradings: bool = Field(
+        default=True, description="false: a task's tests run outside the walls, to install packages on this machine"
+    )
     task_sets: dict[str, str] = {"demo": "var/demo/tasks"}
     training_threads: int = Field(default=1, ge=1, description="of each training process: a stage is one")
     combine: Literal["reads", "groups"] = Field(

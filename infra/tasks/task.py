@@ -1,6 +1,7 @@
 """One task folder in the Harbor layout, read and checked.
 
-    task.toml          [agent] timeout_sec, [verifier] timeout_sec, [environment] resources, free [metadata]
+    task.toml          [agent] timeout_sec, [verifier] timeout_sec, [environment] resources, allow_internet (for the
+                       tests; the agent has the proxy alone), free [metadata]
     instruction.md     the exact text the agent gets
     environment/       the starting state, or a Dockerfile
     tests/test.sh      and its helpers: put in place only after the agent is done
@@ -33,6 +34,7 @@ class Task(Message):
     verifier_seconds: float | None = None
     cpus: float | None = None
     memory_mb: int | None = None
+    internet: bool = Field(default=False, description="whether its tests may use the machine's network")
     metadata: dict[str, Any] = {}
     container: str = Field(default="", description="why it needs a container runtime; empty: it does not")
 
@@ -81,6 +83,7 @@ def load_task(folder: Path, *, container_runtime: bool = False) -> Task:
         verifier_seconds=_positive(_section(table, "verifier"), "timeout_sec", "verifier"),
         cpus=_positive(environment, "cpus", "environment"),
         memory_mb=_memory_mb(environment),
+        internet=_yes(environment, "allow_internet", "environment"),
         metadata=_section(table, "metadata"),
         container=_container(folder, environment),
     )
@@ -112,6 +115,13 @@ def _positive(section: dict[str, Any], key: str, name: str) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
         raise InvalidTask(f"expected a number above 0, got {value!r}", field=f"task.toml.{name}.{key}")
     return float(value)
+
+
+def _yes(section: dict[str, Any], key: str, name: str) -> bool:
+    value = section.get(key, False)
+    if not isinstance(value, bool):
+        raise InvalidTask(f"expected true or false, got {value!r}", field=f"task.toml.{name}.{key}")
+    return value
 
 
 def _memory_mb(environment: dict[str, Any]) -> int | None:

@@ -1,6 +1,7 @@
 """Cases 45, 47, 51 and 60: what a grading can end in, with real graders."""
 
 import asyncio
+import shlex
 import signal
 import time
 
@@ -8,7 +9,9 @@ import pytest
 from temporalio.activity import ActivityCancellationDetails
 
 from activities.endings import harness_run
+from activities.evaluation import EvaluationActivities
 from harness_adapters.protocol import HarnessOutcome
+from infra.processes.isolation import isolation_here
 from infra.processes.job import Result
 from infra.processes.launch import running
 from infra.processes.tree import living, marked
@@ -104,6 +107,37 @@ async def test_tests_are_not_in_the_workspace_while_the_agent_runs_nor_its_envir
     assert (host.folder(spec).app / "found").read_text() == ""
 
 
+HERE = isolation_here()
+
+
+@pytest.mark.skipif(not HERE.files, reason=f"no sandbox here: {HERE.reason}")
+async def test_what_tests_run_of_the_agents_is_walled_in(
+    host, environment, make_task, make_spec, monkeypatch, tmp_path
+):
+    """Tests import the agent's code: it reads no secret, writes nothing elsewhere, changes no test."""
+    agents = (
+        f"cat {tmp_path}/workspaces/*/*/*/private/token {tmp_path}/run/secrets.json > stolen 2>/dev/null; "
+        f'touch {tmp_path}/written; echo "exit 0" > "$GYRE_TESTS_DIR/test.sh"; setsid sleep 600 & '
+        'touch "$TMPDIR/mine" "$HOME/mine" mine'
+    )
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/secrets.json").write_text("a secret")
+    spec = make_spec(make_task(f"sh ./agents.sh; {REWARD.format(1)}"), f"echo {shlex.quote(agents)} > agents.sh")
+    await environment().run(host.harness.prepare_workspace, spec)
+    await environment().run(host.harness.run_harness, spec)
+    walled = EvaluationActivities(
+        host.records, host.workspaces, host.runners, isolation=HERE, hidden=(tmp_path / "run",)
+    )
+    evaluation = await environment().run(walled.evaluate_workspace, spec)
+    folder = host.folder(spec)
+    assert (evaluation.outcome, evaluation.reward) == (Outcome.SCORED, 1.0)
+    assert (folder.app / "stolen").read_text() == ""
+    assert (folder.app / "mine").exists()
+    assert not (tmp_path / "written").exists()
+    assert "agents.sh" in (folder.grading(1) / "tests/test.sh").read_text()
+    assert living(marked(str(folder.grading(1)))) == []
+
+
 async def test_no_workspace_and_no_start_are_no_artifact(host, environment, make_task, make_spec):
     spec = make_spec(make_task(REWARD.format(1)))
     evaluate = host.evaluation.evaluate_workspace
@@ -115,7 +149,8 @@ async def test_no_workspace_and_no_start_are_no_artifact(host, environment, make
 async def test_a_graded_result_is_never_computed_again(graded, host, environment):
     spec, evaluation = await graded(f'echo x >> "$HOME/../../count"; {REWARD.format(1)}')
     assert evaluation.reward == 1.0
-    assert await environment().run(host.evaluation.evaluate_workspace, spec) == evaluation
+    again = await environment().run(host.evaluation.evaluate_workspace, spec)
+    assert again.model_copy(update={"seconds": 0.0}) == evaluation.model_copy(update={"seconds": 0.0})
     assert (host.folder(spec).private / "count").read_text() == "x\n"
 
 

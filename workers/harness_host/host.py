@@ -64,7 +64,10 @@ async def serve(run_dir: Path) -> None:
         fleet = manifest.fleet
         slots = SlotActivities(harness=fleet.harness_slots, evaluator=fleet.evaluator_slots or None)
         harness = HarnessActivities(host, slots.harness)
-        evaluation = EvaluationActivities(host.records, host.workspaces, host.runners, gate=slots.evaluator)
+        walls = isolation if fleet.isolate_gradings else OPEN
+        evaluation = EvaluationActivities(
+            host.records, host.workspaces, host.runners, gate=slots.evaluator, isolation=walls, hidden=host.hidden
+        )
         processing = ProcessingActivities(engine, ObjectStore(manifest.object_store_url), proxy)
         epoch = next_boot(engine, "harness-host")
         async with both_workers(client, manifest, harness, evaluation, processing, slots):

@@ -40,7 +40,7 @@ def test_what_is_read(folder):
     task = load_task(folder)
     assert (task.name, task.instruction) == ("fix-it", "Fix it — now.\n\n")
     assert (task.agent_seconds, task.verifier_seconds, task.cpus, task.memory_mb) == (120.0, 30.0, 2.0, 2048)
-    assert task.metadata == {"author": "x"}
+    assert (task.metadata, task.internet) == ({"author": "x"}, False)
     assert task.solution is None
 
 
@@ -75,6 +75,7 @@ def test_workspace_keeps_modes_and_links_and_replaces_what_was_there(folder, tmp
         ("[verifier]\ntimeout_sec = inf", "task.toml.verifier.timeout_sec"),
         ("[environment]\ncpus = -1", "task.toml.environment.cpus"),
         ('[environment]\nmemory = "lots"', "task.toml.environment.memory"),
+        ('[environment]\nallow_internet = "no"', "task.toml.environment.allow_internet"),
         ("agent = 3", "task.toml.agent"),
         ("[agent", "task.toml"),
     ],
