@@ -34,35 +34,38 @@ class OrphanSweep:
         self._client, self._host, self._activities = client, host, activities
 
     async def run(self, period_seconds: float = SWEEP_SECONDS) -> None:
-        """Sweep for ever; what fails is logged and tried again at the next sweep."""
+        """Sweep for ever."""
         while True:
             await asyncio.sleep(period_seconds)
-            try:
-                await self.sweep()
-            except (GyreError, RPCError, OSError, ValueError) as error:
-                _log.warning("sweep of orphaned executions: %s", error)
+            await self.sweep()
 
     async def sweep(self) -> list[str]:
-        """Close every orphan; returns their ids."""
+        """Close every orphan; returns their ids. One that cannot be closed is logged, tried again at the next sweep,
+        and holds up no other."""
         closed: list[str] = []
         for folder in ExecutionFolder.unclosed(self._host.workspaces):
-            if not folder.spec.exists():
-                continue  # being prepared
-            spec = ExecutionSpec.model_validate_json(folder.spec.read_text())
-            if await self._is_open(execution_of(spec)):
-                continue
-            row = await asyncio.to_thread(self._host.records.get, execution_of(spec))
-            evaluation = row.evaluation if row is not None else None
-            await self._activities.finish(
-                FinishExecution(
-                    spec=spec,
-                    run=HarnessRun(end=EndReason.TERMINATED, detail="its workflow was ended from outside"),
-                    evaluation=evaluation or Evaluation(outcome=Outcome.NO_ARTIFACT, detail="terminated"),
-                )
-            )
-            _log.info("closed %s, whose workflow is over", execution_of(spec))
-            closed.append(execution_of(spec))
+            try:
+                if folder.spec.exists():  # else it is being prepared
+                    closed += await self._close(ExecutionSpec.model_validate_json(folder.spec.read_text()))
+            except (GyreError, RPCError, OSError, ValueError) as error:
+                _log.warning("sweep of %s: %s", folder.root, error)
         return closed
+
+    async def _close(self, spec: ExecutionSpec) -> list[str]:
+        name = execution_of(spec)
+        if await self._is_open(name):
+            return []
+        row = await asyncio.to_thread(self._host.records.get, name)
+        evaluation = row.evaluation if row is not None else None
+        await self._activities.finish(
+            FinishExecution(
+                spec=spec,
+                run=HarnessRun(end=EndReason.TERMINATED, detail="its workflow was ended from outside"),
+                evaluation=evaluation or Evaluation(outcome=Outcome.NO_ARTIFACT, detail="terminated"),
+            )
+        )
+        _log.info("closed %s, whose workflow is over", name)
+        return [name]
 
     async def _is_open(self, workflow: str) -> bool:
         try:

@@ -224,6 +224,10 @@ async def test_a_terminated_workflow_leaves_no_harness(manifest, start_host, cli
     assert await asyncio.to_thread(host.wait, 30) == 0
     assert running(folder.run(1)) is not None
     await handle.terminate("by hand")
+    broken = ExecutionFolder(manifest.workspaces / "before" / "0000" / "00")  # one that cannot be read, looked at first
+    broken.make()
+    broken.mint_token()
+    broken.spec.write_text("{")
     start_host()
     await until(lambda: living(marked(str(folder.root))) == [] and not folder.token.exists())
     engine = open_database(manifest.database_url)
