@@ -36,9 +36,9 @@ class _Refused(Exception):
     """The Scheduler does not take this burst."""
 
 
-@workflow.defn
+@workflow.defn(failure_exception_types=[TypeError])
 class Burst:
-    """One burst."""
+    """One burst. Started without its file, or with two, it fails: a TypeError before anything has begun."""
 
     @workflow.init
     def __init__(self, spec: BurstSpec) -> None:

@@ -17,9 +17,9 @@ class CampaignReport(Message):
     bursts: tuple[BurstReport, ...]
 
 
-@workflow.defn
+@workflow.defn(failure_exception_types=[TypeError])
 class Campaign:
-    """`bursts` bursts, one after the other; cancelling it cancels the burst that runs."""
+    """`bursts` bursts, one after the other; cancelling it cancels the burst that runs. Without its file it fails."""
 
     @workflow.run
     async def run(self, spec: CampaignSpec) -> CampaignReport:

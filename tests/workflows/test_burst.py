@@ -104,6 +104,9 @@ async def test_a_wrong_file_fails_and_names_the_field(world: FakeWorld):
         assert field in await failure_of(handle)
     handle = await world.client.start_workflow("Burst", good, id=f"{world.run}/burst/other", task_queue="gyre")
     assert f"--workflow-id {name}" in await failure_of(handle)
+    for kind, files in (("Burst", []), ("Burst", [good, good]), ("Campaign", [])):
+        handle = await world.client.start_workflow(kind, args=files, id=name, task_queue="gyre")
+        assert "spec" in await failure_of(handle) or "positional" in await failure_of(handle)
     handle = await world.start_burst(tasks="nowhere")
     assert "tasks: no task set nowhere" in await failure_of(handle)
     orphan = {**good, "run": "no-such-run"}

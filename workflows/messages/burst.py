@@ -8,13 +8,18 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
-from workflows.messages.base import Message
+from workflows.messages.base import Message, Written
 from workflows.messages.loss import LossSettings
 from workflows.messages.policies import PolicySettings
 
 PublishMode = Literal["recompute", "keep_kv"]
 """How serving engines get a new version. `recompute`: their requests are cut and go on with what they have said;
 `keep_kv`: they are paused in place and go on over the KV they hold, which is recorded."""
+
+MOST_GROUPS, MOST_EXECUTIONS = 1000, 20_000
+"""Dispatched at once: more would not fit the payloads that carry the scheduler's books."""
+MOST_SETTINGS = 16_384
+"""Characters of a harness' settings: every execution carries them."""
 
 Slug = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]{0,39}$")]
 
@@ -24,7 +29,7 @@ class Purpose(StrEnum):
     EVALUATE = "evaluate"
 
 
-class Sampling(Message):
+class Sampling(Written):
     """What the proxy imposes on every call, whatever the harness asks for."""
 
     temperature: float = Field(default=1.0, ge=0, le=2)
@@ -41,22 +46,29 @@ class Sampling(Message):
         return (self.presence_penalty, self.frequency_penalty, self.repetition_penalty) != (0, 0, 1)
 
 
-class HarnessChoice(Message):
+class HarnessChoice(Written):
     """Which harness runs, and its own settings (validated by its adapter)."""
 
     name: str = "mini-swe-agent"
     client: Literal["thin", "stock"] = "thin"
     settings: dict[str, str | int | float | bool] = {}
 
+    @field_validator("settings")
+    @classmethod
+    def _small(cls, settings: dict[str, str | int | float | bool]) -> dict[str, str | int | float | bool]:
+        if sum(len(name) + len(str(value)) for name, value in settings.items()) > MOST_SETTINGS:
+            raise ValueError(f"at most {MOST_SETTINGS} characters altogether; use a file")
+        return settings
 
-class Limits(Message):
+
+class Limits(Written):
     """Limits of one execution. When one is hit, what is left in the workspace is scored."""
 
     wall_seconds: float = Field(default=300, gt=0)
     model_calls: int = Field(default=64, gt=0)
     grace_seconds: float = Field(default=5, gt=0, description="from TERM to KILL")
-    evaluator_seconds: float = Field(default=60, gt=0)
-    evaluator_attempts: int = Field(default=2, ge=1)
+    evaluator_seconds: float = Field(default=60, gt=0, le=3000)
+    evaluator_attempts: int = Field(default=2, ge=1, le=100)
     output_bytes: int = Field(default=1_000_000, gt=0, description="kept of a harness' output")
     memory_bytes: int = Field(default=2 << 30, gt=0)
     processes: int = Field(default=256, gt=0)
@@ -67,7 +79,7 @@ Role = Literal["main", "sub-agent", "main-summary", "sub-agent-summary"]
 """Roles of calls that may be trained."""
 
 
-class Selection(Message):
+class Selection(Written):
     """Which paths of an execution's tree are trained."""
 
     role_priority: tuple[Role, ...] = Field(
@@ -107,7 +119,7 @@ class Training(LossSettings):
         return LossSettings.model_validate({name: getattr(self, name) for name in LossSettings.model_fields})
 
 
-class BurstSpec(Message):
+class BurstSpec(Written):
     """One burst: a dispatch quota, then `steps` optimizer steps, then a publish.
 
     Written as burst.json and given to ``temporal workflow start --type Burst``.
@@ -116,12 +128,16 @@ class BurstSpec(Message):
     run: Slug
     name: Slug
     purpose: Purpose = Purpose.TRAIN
-    tasks: str = Field(description="folder of tasks in the Harbor layout, or a name the fleet file maps to one")
+    tasks: str = Field(
+        min_length=1,
+        max_length=1000,
+        description="folder of tasks in the Harbor layout, or a name the fleet file maps to one",
+    )
     split: Literal["train", "heldout"] = "train"
     seed: int = Field(default=0, ge=0)
     groups_per_step: int = Field(default=4, ge=0, description="B: groups per optimizer step")
     executions_per_group: int = Field(default=8, ge=1, description="N: executions per group")
-    steps: int = Field(default=2, ge=1, description="mu: optimizer steps before the publish")
+    steps: int = Field(default=2, ge=1, le=1000, description="mu: optimizer steps before the publish")
     carry_over: float = Field(default=0.0, ge=0, description="phi: left outstanding, in units of B")
     staleness: float | None = Field(default=None, ge=0, description="E[d] to aim at; phi then follows from it")
     final: bool = Field(default=False, description="a campaign's last burst: no carry-over")
@@ -139,6 +155,11 @@ class BurstSpec(Message):
 
     @model_validator(mode="after")
     def _fits_its_purpose(self) -> "BurstSpec":
+        if self.quota > MOST_GROUPS or self.quota * self.executions_per_group > MOST_EXECUTIONS:
+            raise ValueError(
+                f"groups_per_step, steps, carry_over, staleness, executions_per_group: {self.quota} groups of "
+                f"{self.executions_per_group} at once, at most {MOST_GROUPS} groups and {MOST_EXECUTIONS} executions"
+            )
         if self.purpose is Purpose.EVALUATE and self.groups_per_step < 1:
             raise ValueError("groups_per_step: an evaluation needs at least 1 task")
         if self.purpose is Purpose.TRAIN and (self.sampling.top_p != 1 or self.sampling.top_k != -1):
@@ -178,7 +199,7 @@ class BurstSpec(Message):
 _CAMPAIGN_NAME = 36
 
 
-class CampaignSpec(Message):
+class CampaignSpec(Written):
     """Burst after burst with the same settings; each one's name is derived from the campaign's."""
 
     run: Slug

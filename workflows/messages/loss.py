@@ -2,13 +2,13 @@
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from workflows.messages.base import Message
+from workflows.messages.base import Written
 
 BASE = "base"
 """The reference policy that is the model the run started from."""
 
 
-class LossSettings(Message):
+class LossSettings(Written):
     """The terms of the loss; `workers.cell.training.loss` has the formulas."""
 
     clip_low: float = Field(default=0.2, gt=0, lt=1, description="the ratio counts down to 1 - clip_low")

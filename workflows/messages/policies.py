@@ -7,12 +7,12 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from workflows.messages.base import Message
+from workflows.messages.base import Written
 
 PolicyName = Literal["waterlevel", "throughput", "async", "colocate", "lending"]
 
 
-class Bounds(Message):
+class Bounds(Written):
     """What the fleet allows, whatever a policy wants. Counts are of eligible cells."""
 
     min_rollout_cells: int = Field(default=0, ge=0)
@@ -37,7 +37,7 @@ class Bounds(Message):
         )
 
 
-class ThroughputSettings(Message):
+class ThroughputSettings(Written):
     """Thresholds of the `throughput` policy; ranges are those found good in print.
 
     A component donates when more than `low_share` of its units stay under `low_utilisation` for `low_seconds`. A plan
@@ -59,7 +59,7 @@ class ThroughputSettings(Message):
     sample_seconds: float = Field(default=5.0, ge=0.2, description="how often a live pipeline is looked at")
 
 
-class SafeModeSettings(Message):
+class SafeModeSettings(Written):
     """When moving is a risk. A move is regretted when it realised less than `regret_share` of its predicted gain."""
 
     failed_moves: int = Field(default=3, ge=1, description="in a row")
@@ -70,7 +70,7 @@ class SafeModeSettings(Message):
     stale_seconds: float = Field(default=300.0, gt=0)
 
 
-class PolicySettings(Message):
+class PolicySettings(Written):
     """Scheduling of a burst. Names are those of docs/rules.md."""
 
     name: PolicyName = "waterlevel"
