@@ -2,7 +2,7 @@
 
 No header tells its agents apart. Only the main agent has the tool that reads the goal of the session; a summary is
 asked for without tools, by a last message that names the tag its answer must have; anything else without tools is a
-side call. A sub-agent's summary reads like the main agent's and counts as one.
+side call. A sub-agent's summary reads like the main agent's; the proxy knows them apart by how their histories begin.
 """
 
 import json

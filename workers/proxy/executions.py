@@ -5,6 +5,7 @@ import hashlib
 from dataclasses import dataclass, field
 from weakref import WeakValueDictionary
 
+from workers.proxy.agents import Agents
 from workers.proxy.call import LiveCall
 from workers.proxy.history import History
 from workflows.messages.errors import Fenced
@@ -23,6 +24,7 @@ class LiveExecution:
 
     registration: RegisterExecution
     history: History | None = None
+    agents: Agents = field(default_factory=Agents)
     next_sequence: int = 0
     answered: int = 0
     called: bool = False

@@ -116,7 +116,7 @@ class _Public:
         body = wire.loads(raw)
         await self._types(dialect)
         headers = {name.lower(): value for name, value in request.headers.items()}
-        return dialect.parse(body, headers, self._role(execution, headers, body))
+        return execution.agents.settled(dialect.parse(body, headers, self._role(execution, headers, body)))
 
     def _role(self, execution: LiveExecution, headers: dict[str, str], body: Any) -> CallRole:
         adapter = self._adapters.get(execution.registration.harness)

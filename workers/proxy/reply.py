@@ -1,8 +1,9 @@
 """Sends a call's answer to one client, and notices whether that client was there to the end.
 
 Headers go out early and silence is filled with what the dialect counts as life, so that no client gives up on a request
-that merely waits. An answer counts as delivered when its last byte was handed over to a connection that was still open.
-What is ready at once goes out as one write.
+that merely waits; before a reply that is not streamed, white space is that, which every JSON reader skips. An answer
+counts as delivered when its last byte was handed over to a connection that was still open. What is ready at once goes
+out as one write.
 """
 
 import asyncio
@@ -69,15 +70,30 @@ class Reply:
             gone.cancel()
 
     async def _whole(self, scope: Scope, receive: Receive, send: Send, ear: "_Ear") -> None:
+        begun = False
+        ear.tick_every(self._settings.whole_seconds)
         while not self._call.over:
-            await ear.hear()
+            if not ear.silent():
+                await ear.hear()
+                continue
+            if not begun:  # from here on the status is 200: a failure can only break the reply off
+                begun = True
+                await send({"type": "http.response.start", "status": 200, "headers": self._whole_headers()})
+                ear.tick_every(self._settings.keepalive_seconds)
+            await _part(send, b" ")
         if self._call.error is not None:
-            await error_response(self._dialect, self._call.error)(scope, receive, send)
-            return
+            if not begun:
+                await error_response(self._dialect, self._call.error)(scope, receive, send)
+            return  # one that has begun is never ended: the server hangs up, which clients take for what it is
         body = wire.dumps(self._dialect.whole(self._call, self._request, self._model, self._logprobs))
-        response = Response(body, media_type="application/json", headers={"x-request-id": self._call.call})
-        await response(scope, receive, send)
+        if not begun:
+            length = (b"content-length", str(len(body)).encode())
+            await send({"type": "http.response.start", "status": 200, "headers": [*self._whole_headers(), length]})
+        await _part(send, body, last=True)
         self._heard()
+
+    def _whole_headers(self) -> list[tuple[bytes, bytes]]:
+        return [(b"content-type", b"application/json"), (b"x-request-id", self._call.call.encode())]
 
     async def _stream(self, send: Send, pieces: Send, ear: "_Ear") -> None:
         call = self._call

@@ -39,7 +39,10 @@ class ProxySettings(Message):
     headers_seconds: float = Field(
         default=2.0, gt=0, description="a stream's headers are sent after this at the latest"
     )
-    keepalive_seconds: float = Field(default=10.0, gt=0, description="silence on a stream before an SSE comment")
+    whole_seconds: float = Field(
+        default=100.0, gt=0, description="the headers of a reply that is not streamed are sent after this at the latest"
+    )
+    keepalive_seconds: float = Field(default=10.0, gt=0, description="silence before something is sent to fill it")
 
     answer_format: Literal["auto", "plain", "qwen-json", "qwen-xml", "llama-json", "deepseek"] = Field(
         default="auto", description="how the policy writes reasoning and tool calls; auto: as its chat template shows"
