@@ -78,16 +78,20 @@ def _actor(settings: "ActorSettings", options: argparse.Namespace) -> "TrainingA
         from workers.cell.training.paced import PacedActor
 
         return PacedActor(settings, PacedTrainer.model_validate_json(options.pace))
+    from workers.cell.training.pipeline.children import StageProcesses
+
+    # Before this process loads its own libraries: the stages load theirs meanwhile.
+    processes = StageProcesses(settings.model, options.stages, options.threads) if options.stages > 1 else None
     import torch
 
     from workers.cell.training.actor import TrainingActor
 
     torch.set_num_threads(options.threads)
-    if options.stages == 1:
+    if processes is None:
         return TrainingActor(settings)
     from workers.cell.training.pipeline.launch import start_pipeline
 
-    return TrainingActor(settings, stream=start_pipeline(settings.model, options.stages))
+    return TrainingActor(settings, stream=start_pipeline(processes))
 
 
 if __name__ == "__main__":

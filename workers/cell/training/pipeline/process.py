@@ -1,4 +1,4 @@
-"""``python -m workers.cell.training.pipeline.process``: one stage after the first. `launch` starts it."""
+"""``python -m workers.cell.training.pipeline.process``: one stage after the first. `children` starts it."""
 
 import argparse
 import logging
@@ -7,8 +7,7 @@ import sys
 from pathlib import Path
 
 from workers.cell.training.__main__ import die_with_parent
-
-KEY_VARIABLE = "GYRE_STAGE_KEY"
+from workers.cell.training.pipeline.children import KEY_VARIABLE
 
 
 def arguments() -> argparse.Namespace:
@@ -16,7 +15,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--stage", type=int, required=True)
     parser.add_argument("--stages", type=int, required=True)
     parser.add_argument("--model", type=Path, required=True, help="base model folder, for its config")
-    parser.add_argument("--store", type=int, required=True, help="port of the process groups' store")
     parser.add_argument("--control", type=int, required=True, help="port on which the first stage gives orders")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--dtype", default="float32")
@@ -46,13 +44,13 @@ def main() -> None:
     from workers.cell.training.pipeline.stage import Stage, StageServer
 
     torch.set_num_threads(options.threads)
-    groups = join_stages(options.store, options.stage, options.stages)
+    connection = Client(("127.0.0.1", options.control), authkey=key.encode())
+    connection.send_bytes(str(options.stage).encode())
+    groups = join_stages(int(connection.recv_bytes()), options.stage, options.stages)
     arch = Architecture.from_folder(options.model)
     dtype = getattr(torch, options.dtype)
     model = build_model(arch, part=stages_of(arch, options.stages)[options.stage], dtype=dtype)
     link = MegatronLink(model, groups.forward, groups.backward)
-    connection = Client(("127.0.0.1", options.control), authkey=key.encode())
-    connection.send_bytes(str(options.stage).encode())
     frames = Frames(connection, Order, lost=lambda: os._exit(1))
     StageServer(Stage(model, link, options.stage, options.stages), frames).serve()
     groups.leave()
