@@ -285,7 +285,9 @@ class Scheduler(Allocation):
         for cell in self.cells.in_role(CellRole.TRAINING):
             self._return(cell, "came into training after the burst had ended")
         serving = self.cells.serving(self.weights.version)
-        if set(self.cells.in_role(CellRole.TO_TRAINING, CellRole.TO_ROLLOUT, CellRole.ROLLOUT)) == set(serving):
+        settled = set(self.cells.in_role(CellRole.TO_TRAINING, CellRole.TO_ROLLOUT, CellRole.ROLLOUT)) == set(serving)
+        # Where every engine failed there is nobody who has shown the version: the burst waits for one.
+        if settled and (serving or self.burst_cancelled):
             absent = {cell: entry for cell, entry in self.cells.entries.items() if cell not in serving}
             published = BurstPublished(
                 burst=burst.name,
