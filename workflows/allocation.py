@@ -91,11 +91,9 @@ class Allocation(Errands):
         gain, before = decision.expected_gain_seconds, self.telemetry.iteration_seconds
         if decision.plan is not None and not decision.movers:
             self._share_out(decision.plan)
-            if gain is not None:
-                self._judge_later(token, gain, before or decision.plan.seconds_before)
+            if gain is not None and before is not None:
+                self._judge_later(token, gain, before)
             return
-        if before is None and decision.plan is not None:
-            before = decision.plan.seconds_before
         self._go(decision.movers, decision.direction, token, gain, before)
 
     def _go(

@@ -60,6 +60,7 @@ class Errands(Books):
         executions = self._dispatch(spec, drawn)
         order = ("shuffled over its steps",) if train and spec.policy.shuffle else ()
         self.burst, self.burst_run, self.refilled = spec, request.run_id, 0
+        self.telemetry = self.telemetry.began(workflow.time())
         self._note("dispatch", None, (f"{spec.name}: {len(drawn.tasks)} groups, {executions} executions", *order))
         opened = BurstOpened(
             burst=spec.name,

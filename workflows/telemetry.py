@@ -50,8 +50,8 @@ class Telemetry(Message):
     """Everything measured; carried over when the Scheduler continues as new.
 
     `looked_at`, `running`, `capacity`: the last look, and what held from then on; `running_seconds`, `slot_seconds`:
-    their integrals since the last update. `committed_at` and `iteration_seconds`: the last update, and how long the
-    last iteration took.
+    their integrals since the last update. `committed_at`: the last update or the burst's dispatch; `iteration_seconds`:
+    how long the last iteration took.
     """
 
     windows: dict[Component, tuple[Measurement, ...]] = {}
@@ -72,6 +72,10 @@ class Telemetry(Message):
     costs: dict[Direction, Cost] = {}
 
     # --- what happens
+
+    def began(self, now: float) -> "Telemetry":
+        """A burst has dispatched: its first iteration is counted from here, whatever lay before."""
+        return self.model_copy(update={"committed_at": now})
 
     def level(self, waterlevel: int) -> "Telemetry":
         """The waterlevel after a dispatch: the most that rollout could have to do."""

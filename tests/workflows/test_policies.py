@@ -13,7 +13,7 @@ from workflows.policy.registry import POLICIES
 
 pytestmark = pytest.mark.timeout(400)
 
-PATIENT = {"low_seconds": 0, "settle_seconds": 0, "least_windows": 1, "sample_seconds": 0.3}
+EAGER = {"low_seconds": 0, "settle_seconds": 0, "least_windows": 1, "sample_seconds": 0.3, "horizon_iterations": 20}
 
 
 def departures(world: FakeWorld, direction: Direction) -> Counter[int]:
@@ -24,7 +24,7 @@ def departures(world: FakeWorld, direction: Direction) -> Counter[int]:
 async def test_a_campaign_under_every_policy(make_world, name: str):
     """Counters are exact, every batch trains its groups once, and whoever left is back at the end."""
     world = await make_world((4, 4, 4))
-    policy = {"name": name, "hold_seconds": 0, "split": 2, "throughput": PATIENT}
+    policy = {"name": name, "hold_seconds": 0, "split": 2, "throughput": EAGER}
     async with watching(world) as seen:
         reports = await world.run_campaign(bursts=2, steps=2, staleness=1.0, policy=policy)
     assert [report.version for report in reports] == [2, 4]
@@ -108,7 +108,7 @@ async def test_processor_slots_go_where_they_are_short(make_world):
     """Two harnesses at once are too few, six graders too many: `throughput` shares them out, the host obeys."""
     world = await make_world((4, 4, 4), harness_slots=2, evaluator_slots=6)
     world.harness_seconds = lambda spec: 0.5
-    policy = {"name": "throughput", "throughput": PATIENT}
+    policy = {"name": "throughput", "throughput": EAGER}
     await (await world.start_burst(steps=5, groups_per_step=2, executions_per_group=4, policy=policy)).result()
     assert (world.shares[0].harness, world.shares[0].evaluator) == (2, 6)
     assert world.shares[-1].harness > 2

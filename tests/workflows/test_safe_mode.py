@@ -23,7 +23,7 @@ async def refused(world: FakeWorld, update: str, reason: str) -> str:
 
 async def test_a_cell_that_always_fails_its_switch(world: FakeWorld):
     """Cases 36, 43: the satellite fails again and again; its last place is frozen, the core trains on."""
-    fault = world.faults.add("cancel_requests", error=Fenced("no"), times=None, when=lambda r: r.engine == "cell-1")
+    fault = world.faults.add("reroute_executions", error=Fenced("no"), times=None, when=lambda r: r.engine == "cell-1")
     world.may_finish = lambda cell: False
     policy = {"hold_seconds": 0, "supply_fraction": 0, "cooldown_seconds": 0.2, "safe_mode": {"failed_moves": 2}}
     burst = await world.start_burst(groups_per_step=4, steps=2, policy=policy)
@@ -93,4 +93,4 @@ async def test_an_operator_freezes_and_releases(world: FakeWorld):
     assert (await burst.result()).version == 1
     assert {entry.cell for entry in world.noted("move")} == {0}
     await world.scheduler.execute_update("leave_safe_mode", "done")
-    assert [entry.reasons[0] for entry in world.noted("safe_mode")] == ["entered", "left"]
+    await world.eventually(lambda: [entry.reasons[0] for entry in world.noted("safe_mode")] == ["entered", "left"])

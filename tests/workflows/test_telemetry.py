@@ -49,6 +49,7 @@ def test_an_update_closes_the_window_of_every_component() -> None:
     assert telemetry.windows[Component.EVALUATOR] == (Measurement(items=2, busy_seconds=1.0, load=1.0),)
     assert telemetry.iteration_seconds is None
     assert telemetry.committed(117.0, 2, 1.0).iteration_seconds == 7.0
+    assert telemetry.began(114.0).committed(117.0, 2, 1.0).iteration_seconds == 3.0
     assert telemetry.taken().windows == {}
     assert telemetry.executions.items == 0
 
