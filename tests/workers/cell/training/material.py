@@ -18,7 +18,7 @@ from workflows.messages.group import MicroStep
 VOCAB = 97
 
 
-def write_policy(folder: Path, *, tied: bool = True, seed: int = 0) -> Path:
+def write_policy(folder: Path, *, tied: bool = True, seed: int = 0, layers: int = 2) -> Path:
     """A model folder with random weights; head_dim is not hidden / heads, as in the real architecture."""
     folder.mkdir(parents=True, exist_ok=True)
     config = {
@@ -27,7 +27,7 @@ def write_policy(folder: Path, *, tied: bool = True, seed: int = 0) -> Path:
         "vocab_size": VOCAB,
         "hidden_size": 32,
         "intermediate_size": 48,
-        "num_hidden_layers": 2,
+        "num_hidden_layers": layers,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
         "head_dim": 12,

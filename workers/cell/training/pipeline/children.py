@@ -17,12 +17,15 @@ log = logging.getLogger(__name__)
 
 KEY_VARIABLE = "GYRE_STAGE_KEY"
 LOST_EXIT = 70
+STAGE_MODULE = "workers.cell.training.pipeline.process"
 
 
 class StageProcesses:
     """Stages 1 to `stages` - 1. Make it in the main thread: they die when the thread that made it ends."""
 
-    def __init__(self, folder: Path, stages: int, threads: int, dtype: str = "float32") -> None:
+    def __init__(
+        self, folder: Path, stages: int, threads: int, *, dtype: str = "float32", module: str = STAGE_MODULE
+    ) -> None:
         self.folder, self.stages, self.dtype = folder, stages, dtype
         key = secrets.token_hex(16)
         self._listener = Listener(("127.0.0.1", 0), authkey=key.encode())
@@ -37,7 +40,7 @@ class StageProcesses:
                 "dtype": dtype,
                 "parent": os.getpid(),
             }
-            command = [sys.executable, "-m", "workers.cell.training.pipeline.process"]
+            command = [sys.executable, "-m", module]
             command += [part for name, value in options.items() for part in (f"--{name}", str(value))]
             environment = {**os.environ, KEY_VARIABLE: key, "OMP_NUM_THREADS": str(threads)}
             child = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL)

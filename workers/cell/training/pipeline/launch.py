@@ -8,7 +8,7 @@ import torch
 
 from infra.weights.architecture import Architecture
 from infra.weights.layout import FlatLayout
-from workers.cell.training.backend import host_store, join_stages
+from workers.cell.training.backend import StageGroups, host_store, join_stages
 from workers.cell.training.model import build_model
 from workers.cell.training.parts import stages_of
 from workers.cell.training.pipeline.children import StageProcesses
@@ -23,6 +23,11 @@ JOIN_SECONDS = 300.0
 
 def start_pipeline(processes: StageProcesses) -> Pipeline:
     """Join the stages and build the first. Raises InvalidInput if the model cannot be cut so."""
+    return join(processes)[0]
+
+
+def join(processes: StageProcesses) -> tuple[Pipeline, list[Frames], StageGroups]:
+    """The pipeline, and what it is made of."""
     arch, stages = Architecture.from_folder(processes.folder), processes.stages
     parts, dtype = stages_of(arch, stages), getattr(torch, processes.dtype)
     store = host_store(stages, JOIN_SECONDS)
@@ -32,4 +37,4 @@ def start_pipeline(processes: StageProcesses) -> Pipeline:
     stage = Stage(model, MegatronLink(model, groups.forward, groups.backward), 0, stages)
     others = [Frames(connection, Report, lost=processes.abandon) for connection in connections]
     layouts = [FlatLayout.of(part.shapes(arch)) for part in parts[1:]]
-    return Pipeline(HostPolicy(arch, dtype), stage, others, layouts, abandon=processes.abandon)
+    return Pipeline(HostPolicy(arch, dtype), stage, others, layouts, abandon=processes.abandon), others, groups

@@ -4,10 +4,17 @@ import argparse
 import logging
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from workers.cell.training.__main__ import die_with_parent
 from workers.cell.training.pipeline.children import KEY_VARIABLE
+
+if TYPE_CHECKING:
+    from workers.cell.training.backend import StageGroups
+    from workers.cell.training.pipeline.orders import Frames
+    from workers.cell.training.pipeline.stage import Stage
 
 
 def arguments() -> argparse.Namespace:
@@ -22,7 +29,8 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def main() -> None:
+def main(serve: "Callable[[Stage, Frames, StageGroups], None] | None" = None) -> None:
+    """Join the first stage, then obey it; `serve` does something else with the stage instead."""
     options = arguments()
     die_with_parent(options.parent)
     name = f"stage {options.stage}"
@@ -48,11 +56,14 @@ def main() -> None:
     connection.send_bytes(str(options.stage).encode())
     groups = join_stages(int(connection.recv_bytes()), options.stage, options.stages)
     arch = Architecture.from_folder(options.model)
-    dtype = getattr(torch, options.dtype)
-    model = build_model(arch, part=stages_of(arch, options.stages)[options.stage], dtype=dtype)
-    link = MegatronLink(model, groups.forward, groups.backward)
+    part, dtype = stages_of(arch, options.stages)[options.stage], getattr(torch, options.dtype)
+    model = build_model(arch, part=part, dtype=dtype)
+    stage = Stage(model, MegatronLink(model, groups.forward, groups.backward), options.stage, options.stages)
     frames = Frames(connection, Order, lost=lambda: os._exit(1))
-    StageServer(Stage(model, link, options.stage, options.stages), frames).serve()
+    if serve is None:
+        StageServer(stage, frames).serve()
+    else:
+        serve(stage, frames, groups)
     groups.leave()
 
 

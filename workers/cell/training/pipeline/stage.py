@@ -106,9 +106,10 @@ class StageServer:
                 raise TypeError(f"{type(order).__name__} is no order")
             if order.op == "end":
                 return
-            self._obey(order, data)
+            self.obey(order, data)
 
-    def _obey(self, order: Order, data: bytes) -> None:
+    def obey(self, order: Order, data: bytes) -> None:
+        """Do what one order says."""
         stage = self._stage
         match order.op:
             case "forward":
