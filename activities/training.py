@@ -4,6 +4,7 @@ Fencing is the actor's: it refuses another boot, an older lease, other weights, 
 """
 
 import asyncio
+from collections.abc import Mapping
 from typing import Any
 
 from temporalio import activity
@@ -24,13 +25,15 @@ from workflows.messages.batch import (
     Sealed,
     UpdateApplied,
 )
-from workflows.messages.errors import Fenced, VersionMismatch
+from workflows.messages.errors import Fenced, GyreError, VersionMismatch
 from workflows.messages.scheduling import Weights
 from workflows.messages.training import (
     BatchPhase,
     BatchRequest,
     Combine,
+    CombineGroup,
     Commit,
+    Contribute,
     OpenBatch,
     Participant,
     Resume,
@@ -125,30 +128,38 @@ class TrainingActivities:
         """
         sealed = {account.cell: await self._sealed(account, request.batch) for account in request.participants}
         own = sealed.get(self._cell.index)
-        reply = await self._cell.actor.combine(
-            Combine(
-                **await self._fence(),
-                batch=request.batch,
-                own=own.accumulated if own else (),
-                participants=tuple(
-                    Participant(
-                        cell=other.cell,
-                        boot_epoch=other.boot_epoch,
-                        accumulated=other.accumulated,
-                        manifest=other.manifest,
-                    )
-                    for cell, other in sorted(sealed.items())
-                    if cell != self._cell.index and other.manifest is not None
-                ),
-                valid_executions=request.normalizer,
-                learning_rate=request.learning_rate,
-                betas=request.betas,
-                weight_decay=request.weight_decay,
-                max_grad_norm=request.max_grad_norm,
-                counters=dict[str, Any](request.counters),
-                groups=request.groups,
-            )
+        group = prefix_group(own, sealed)
+        combine = Combine(
+            **await self._fence(),
+            batch=request.batch,
+            own=own.accumulated if own else (),
+            participants=tuple(
+                Participant(
+                    cell=other.cell,
+                    boot_epoch=other.boot_epoch,
+                    accumulated=other.accumulated,
+                    manifest=other.manifest,
+                )
+                for cell, other in sorted(sealed.items())
+                if cell != self._cell.index and other.manifest is not None
+            ),
+            valid_executions=request.normalizer,
+            learning_rate=request.learning_rate,
+            betas=request.betas,
+            weight_decay=request.weight_decay,
+            max_grad_norm=request.max_grad_norm,
+            counters=dict[str, Any](request.counters),
+            groups=request.groups,
+            group=group,
         )
+        satellites = () if group is None else group.cells[1:]
+        handing_in = [asyncio.create_task(self._hand_in(cell, request.batch, group)) for cell in satellites]
+        try:
+            reply = await self._cell.actor.combine(combine)
+        finally:
+            for task in handing_in:
+                task.cancel()  # the core has it all, or did without
+            await asyncio.gather(*handing_in, return_exceptions=True)
         metrics = TokenMetrics()
         for account in sealed.values():
             metrics = metrics.merged(account.metrics)
@@ -164,6 +175,20 @@ class TrainingActivities:
                 "combine_seconds": reply.seconds,
             },
         )
+
+    async def _hand_in(self, cell: int, batch: str, group: CombineGroup | None) -> None:
+        """Have a satellite take part in the core's combine; the core does without where that fails."""
+        if group is None:
+            return
+        actor = self._cell.peer_actor(cell)
+        try:
+            status = await actor.status()
+            fence = {"boot_epoch": dict(group.members)[cell], "lease_epoch": status.lease_epoch}
+            await actor.contribute(Contribute(**fence, batch=batch, group=group))
+        except GyreError as error:
+            activity.logger.warning("cell %d does not hand in its gradient: %s", cell, error)
+        finally:
+            await actor.close()
 
     async def _sealed(self, account: Sealed, batch: str) -> SealReply:
         """The participant's sealed gradient, still exactly the one that the batch accepted."""
@@ -198,6 +223,14 @@ class TrainingActivities:
         """This boot, and whatever lease the cell's actor has seen last: batch steps do not outrank role changes."""
         status = await self._cell.actor.status()
         return {"boot_epoch": self._cell.boot_epoch, "lease_epoch": status.lease_epoch}
+
+
+def prefix_group(own: SealReply | None, sealed: Mapping[int, SealReply]) -> CombineGroup | None:
+    """The communication group of everybody who sealed, in order of cells; None where gradients are read one-sided."""
+    if own is None or not own.meeting or len(sealed) < 2:
+        return None
+    members = tuple((cell, sealed[cell].boot_epoch) for cell in sorted(sealed))
+    return CombineGroup(meeting=own.meeting, members=members)
 
 
 def _pairs(sealed: SealReply) -> tuple[tuple[int, int], ...]:
