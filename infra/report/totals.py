@@ -72,8 +72,9 @@ class Totals:
         return (
             f"Elasticity {word}: {self.trained_free:.1f} cell-seconds of training on cells whose slots nothing needed, "
             f"for {self.spent:.1f} cell-seconds of changing roles (net {self.net:+.1f}), "
-            f"{self.requests_moved} requests moved with {self.pause_seconds:.1f} s of pauses in all "
-            f"({self.longest_pause_seconds:.1f} s the longest) and {self.kv_tokens_recomputed} tokens recomputed."
+            f"{self.executions_rerouted} executions rerouted, {self.requests_moved} requests of them in mid-answer "
+            f"with {self.pause_seconds:.1f} s of pauses in all ({self.longest_pause_seconds:.1f} s the longest), and "
+            f"{self.kv_tokens_recomputed} tokens recomputed."
         )
 
 

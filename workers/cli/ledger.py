@@ -162,7 +162,10 @@ def _moment(text: str | None, found: Account, option: str) -> float | None:
 def _export(rows: list[tables.Row], columns: Mapping[str, type], csv: Path | None, parquet: Path | None) -> None:
     for path, write in ((csv, tables.write_csv), (parquet, tables.write_parquet)):
         if path is not None:
-            write(rows, columns, path)
+            try:
+                write(rows, columns, path)
+            except OSError as error:
+                raise InvalidInput(f"cannot write there: {error}", field=str(path)) from error
             Console().print(f"{len(rows)} rows in {path}", soft_wrap=True, highlight=False)
 
 

@@ -11,6 +11,7 @@ from infra.report.page import figures, page
 from infra.report.reading import read
 from infra.settings.run import RunManifest
 from workers.cli.runs import find_run
+from workflows.messages.errors import InvalidInput
 
 
 def report(run: str | None = None, /, *, out: Path | None = None, json_: bool = False) -> None:
@@ -26,12 +27,18 @@ def report(run: str | None = None, /, *, out: Path | None = None, json_: bool = 
         Print what the page shows as JSON, and write no page.
     """
     manifest = find_run(run, field="RUN")
+    target = out if out is not None else manifest.folder / "report.html"
+    if not (json_ or target.parent.is_dir()):
+        raise InvalidInput(f"there is no folder {target.parent}", field="--out")
     found = account_of(manifest)
     if json_:
         print(json.dumps(figures(found)))
         return
-    target = out if out is not None else manifest.folder / "report.html"
-    target.write_text(page(found), encoding="utf-8")
+    shown = page(found)
+    try:
+        target.write_text(shown, encoding="utf-8")
+    except OSError as error:
+        raise InvalidInput(f"cannot write there: {error}", field="--out") from error
     console = Console()
     console.print(found.totals.verdict, highlight=False)
     console.print(f"the report is {target}", soft_wrap=True, highlight=False)

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from infra.settings.run import RunManifest, load_run
 from workers.supervisor.run_folder import CHECKOUT
 from workflows.messages.errors import InvalidInput
@@ -20,8 +22,20 @@ def find_run(which: str | Path | None = None, *, field: str = "--run-dir") -> Ru
         manifests = sorted((CHECKOUT / RUNS).glob("*/run.json"), key=lambda path: path.stat().st_mtime)
         if not manifests:
             raise InvalidInput("no run was started here yet; `gyre up` starts one", field=field)
-        return load_run(manifests[-1].parent)
+        return _load(manifests[-1].parent, field)
     for folder in (Path(which), run_folder(str(which))):
         if (folder / "run.json").exists():
-            return load_run(folder)
+            return _load(folder, field)
     raise InvalidInput(f"{which} is neither a run folder nor the name of a run in {RUNS}", field=field)
+
+
+def _load(folder: Path, field: str) -> RunManifest:
+    try:
+        return load_run(folder)
+    except ValidationError as error:
+        wrong = ".".join(map(str, error.errors()[0]["loc"])) or "no JSON"
+        raise InvalidInput(
+            f"{folder / 'run.json'} was written by another version of OpenGyre, or is damaged ({wrong}). "
+            "Read the run with the version that recorded it",
+            field=field,
+        ) from error

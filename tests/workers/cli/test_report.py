@@ -36,6 +36,22 @@ def test_an_unknown_run_is_named(tmp_path, capsys):
     assert "neither a run folder nor the name of a run" in capsys.readouterr().err
 
 
+def test_a_manifest_of_another_version_is_named(tmp_path, capsys):
+    folder = tmp_path / "run"
+    open_manifest(Fleet(run="r"), folder)
+    manifest = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps({**manifest, "long_gone": 1}))
+    assert run("report", str(folder)) == 2
+    assert "another version of OpenGyre, or is damaged (long_gone)" in " ".join(capsys.readouterr().err.split())
+
+
+def test_where_nothing_can_be_written(folder, tmp_path, capsys):
+    assert run("report", folder, "--out", str(tmp_path / "no" / "page.html")) == 2
+    assert "there is no folder" in capsys.readouterr().err
+    assert run("ledger", folder, "--csv", str(tmp_path / "no" / "d.csv")) == 2
+    assert "cannot write there" in capsys.readouterr().err
+
+
 def test_a_run_without_records_has_a_page(tmp_path):
     open_manifest(Fleet(run="r"), tmp_path / "run")
     assert run("report", str(tmp_path / "run")) == 0
