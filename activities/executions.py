@@ -20,6 +20,7 @@ from workflows.messages.control import (
     SweptRoster,
 )
 from workflows.messages.execution import EndReason, ExecutionSpec, Outcome
+from workflows.messages.scheduling import OpenCell
 
 _AT_ONCE = 16
 _OVERALL_SECONDS = 30 * 24 * 3600
@@ -57,6 +58,18 @@ class ExecutionActivities:
             )
         except WorkflowAlreadyStartedError:
             return  # it ran and ended: its report is on the way, or the sweep finds it
+
+    @activity.defn(name="open_cell")
+    async def open_cell(self, request: OpenCell) -> None:
+        """Start the workflow of a cell that has joined the run; one that runs goes on untouched."""
+        await self._client.start_workflow(
+            "Cell",
+            request,
+            id=ids.cell_workflow_id(request.run, request.spec.index),
+            task_queue=ids.WORKFLOW_QUEUE,
+            id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
+            static_summary=f"satellite {request.spec.index}",
+        )
 
     @activity.defn(name="cancel_executions")
     async def cancel_executions(self, request: CancelExecutions) -> None:

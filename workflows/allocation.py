@@ -29,10 +29,12 @@ STAY_SECONDS = 60.0
 ON_THE_WAY: Mapping[Direction, CellRole] = {
     Direction.TO_TRAINING: CellRole.TO_TRAINING,
     Direction.TO_ROLLOUT: CellRole.TO_ROLLOUT,
+    Direction.RETIRE: CellRole.RETIRING,
 }
 ARRIVED: Mapping[Direction, CellRole] = {
     Direction.TO_TRAINING: CellRole.TRAINING,
     Direction.TO_ROLLOUT: CellRole.ROLLOUT,
+    Direction.RETIRE: CellRole.RETIRED,
 }
 
 
@@ -121,8 +123,9 @@ class Allocation(Errands):
 
     def _move(self, cell: int, direction: Direction, role: CellRole) -> CellMove:
         """Ask a cell to change; its capacity is gone from now on, and what it accumulates does not count any more."""
-        peers = self.cells.peers(cell, self.weights.version) if direction is Direction.TO_TRAINING else {}
-        if direction is Direction.TO_ROLLOUT:
+        leaves = direction in (Direction.TO_TRAINING, Direction.RETIRE)
+        peers = self.cells.peers(cell, self.weights.version) if leaves else {}
+        if direction in (Direction.TO_ROLLOUT, Direction.RETIRE):
             self._tell_batch("member_left", self.cells.member(cell))
         self.cells.set_role(cell, role)
         self.moves += 1
@@ -144,6 +147,8 @@ class Allocation(Errands):
             await handle.signal("move", move)
         except ApplicationError as error:
             # Its workflow is gone. It is nobody's to wait for until it is started anew and reports.
+            if cell not in self.cells.entries:
+                return  # it has left the fleet meanwhile
             self.cells.set_role(cell, CellRole.LOST)
             self._note("alarm", cell, (f"lost: {failure_text(error)}",))
             self._arrived(CellReport(cell=cell, boot_epoch=move.boot_epoch, role=CellRole.LOST, move=move.move))

@@ -101,6 +101,7 @@ class SchedulerState(Message):
     pending: tuple[PendingMove, ...] = ()
     judging: tuple[Judgement, ...] = ()
     slots: Slots | None = None
+    reclaimed: tuple[int, ...] = Field(default=(), description="cells that have left the fleet")
     moves: int = 0
     entries: int = 0
     cooldown_until: float = 0.0
@@ -127,6 +128,7 @@ class Books(Parking):
         self.positions = dict(state.positions)
         self.memory, self.mode, self.telemetry = state.memory, state.mode, state.telemetry
         self.pending, self.judging, self.slots = list(state.pending), list(state.judging), state.slots
+        self.reclaimed = set(state.reclaimed)
         self.staying, self.stay_until = state.staying, state.stay_until
         self.moves, self.entries = state.moves, state.entries
         self.cooldown_until, self.next_sweep = state.cooldown_until, state.next_sweep
@@ -294,6 +296,7 @@ class Books(Parking):
             pending=tuple(self.pending),
             judging=tuple(self.judging),
             slots=self.slots,
+            reclaimed=tuple(sorted(self.reclaimed)),
             moves=self.moves,
             entries=self.entries,
             cooldown_until=self.cooldown_until,

@@ -2,7 +2,8 @@
 
 It knows which boot of its worker is the living one, starts one RoleTransition at a time, and reports every settled
 role to the Scheduler. A newer boot supersedes whatever was going on: the cell starts over with a `boot` transition.
-When a transition parks, the cell waits for an operator (`resolve_step`) or for a new boot of its worker.
+When a transition parks, the cell waits for an operator (`resolve_step`) or for a new boot of its worker. A cell that
+has left the fleet ends.
 """
 
 import asyncio
@@ -42,6 +43,7 @@ SETTLED: Mapping[Direction, CellRole] = {
     Direction.PUBLISH: CellRole.ROLLOUT,
     Direction.TO_ROLLOUT: CellRole.ROLLOUT,
     Direction.TO_TRAINING: CellRole.TRAINING,
+    Direction.RETIRE: CellRole.RETIRED,
 }
 """The role after a transition that was done."""
 
@@ -66,6 +68,7 @@ WAY_BACK: Mapping[Direction, Direction] = {
     Direction.PUBLISH: Direction.BOOT,
     Direction.TO_ROLLOUT: Direction.TO_ROLLOUT,
     Direction.TO_TRAINING: Direction.TO_ROLLOUT,
+    Direction.RETIRE: Direction.TO_ROLLOUT,
 }
 """What brings a cell back to rollout after a parked transition was given up."""
 
@@ -106,9 +109,11 @@ class Cell(Parking):
     async def run(self, state: CellState) -> None:
         upsert(CELL.value_set(f"cell-{self.spec.index}"))
         self.enter_phase("READY")
-        while True:
+        while self.role is not CellRole.RETIRED or self.unreported is not None:
             await self._wait()
-            if self.new_boot is not None:
+            if self.role is CellRole.RETIRED and self.unreported is not None:
+                await self._tell(self.unreported)
+            elif self.new_boot is not None:
                 await self._boot()
             elif self._rolls():
                 workflow.continue_as_new(self._carry())  # before the next move: a backlog must not put it off
@@ -122,7 +127,10 @@ class Cell(Parking):
         retry = REPORT_SECONDS if self.unreported is not None else None
         with contextlib.suppress(TimeoutError):
             await workflow.wait_condition(
-                lambda: bool(self.waiting) or self.new_boot is not None or self._rolls(),
+                lambda: (
+                    self.role is not CellRole.RETIRED
+                    and (bool(self.waiting) or self.new_boot is not None or self._rolls())
+                ),
                 timeout=retry,
                 timeout_summary="report again",
             )
@@ -150,6 +158,9 @@ class Cell(Parking):
                 return
         elif move.boot_epoch and self.boot is not None and move.boot_epoch != self.boot.boot_epoch:
             return  # asked of a boot that is gone; this one has reported, or will
+        if move.direction is Direction.RETIRE and self.role not in (CellRole.ROLLOUT, CellRole.TRAINING):
+            await self._report(CellRole.RETIRED, move.move, f"was {self.role.value}")
+            return
         if move.direction is Direction.TO_TRAINING and self.role is not CellRole.ROLLOUT:
             await self._report(self.role, move.move, f"cannot leave rollout: is {self.role.value}")
             return
@@ -168,11 +179,13 @@ class Cell(Parking):
         publish: PublishMode = "recompute",
     ) -> None:
         """Run transitions until the role has settled, the cell is parked for good, or a newer boot interrupts."""
+        trains = self.role is CellRole.TRAINING
         while True:
-            report = await self._transition(direction, peers, handoff=handoff, publish=publish)
+            report = await self._transition(direction, peers, handoff=handoff, publish=publish, trains=trains)
             match report.result:
                 case TransitionResult.DONE:
-                    self.loaded = None if direction is Direction.TO_TRAINING else self.weights
+                    leaves = direction in (Direction.TO_TRAINING, Direction.RETIRE)
+                    self.loaded = None if leaves else self.weights
                     await self._report(SETTLED[direction], move, "")
                     return
                 case TransitionResult.ROLLED_BACK:
@@ -183,14 +196,18 @@ class Cell(Parking):
                 case TransitionResult.PARKED:
                     await self._report(CellRole.PARKED, move, report.reason)
             lost = f"{self.spec.slots} rollout slots are missing while it is parked. {report.reason}"
-            resolution = await self.park(direction.value, lost, lambda: self.new_boot is not None)
+            resolution = await self.park(direction.value, lost, lambda: self.new_boot is not None or self._retires())
             if resolution is None:
                 return
             if resolution is not Resolution.RETRY:
                 direction, peers, handoff = WAY_BACK[direction], {}, False
 
+    def _retires(self) -> bool:
+        """The cell was asked to leave the fleet: then nothing has to be put right any more."""
+        return any(move.direction is Direction.RETIRE for move in self.waiting)
+
     async def _transition(
-        self, direction: Direction, peers: dict[str, str], *, handoff: bool, publish: PublishMode
+        self, direction: Direction, peers: dict[str, str], *, handoff: bool, publish: PublishMode, trains: bool
     ) -> TransitionReport:
         boot = self.boot
         if boot is None:
@@ -200,6 +217,8 @@ class Cell(Parking):
             self._show(CellRole.TO_TRAINING)
         elif direction is Direction.TO_ROLLOUT:
             self._show(CellRole.TO_ROLLOUT)
+        elif direction is Direction.RETIRE:
+            self._show(CellRole.RETIRING)
         spec = TransitionSpec(
             run=self.run_name,
             cell=self.spec,
@@ -212,6 +231,7 @@ class Cell(Parking):
             peers=peers,
             kv_handoff=handoff,
             publish=publish,
+            trains=trains and direction is Direction.RETIRE,
         )
         try:
             return await self._run_transition(spec)

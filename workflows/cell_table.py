@@ -1,5 +1,7 @@
 """The Scheduler's view of the cells: roles, boots, who serves the published version. Pure bookkeeping."""
 
+from pydantic import Field
+
 from workflows.messages import ids
 from workflows.messages.base import Message
 from workflows.messages.fleet import CellReport, CellRole, CellSpec
@@ -16,6 +18,7 @@ class CellEntry(Message):
     queue: str = ""
     version: int | None = None
     reason: str = ""
+    leaves_at: float | None = Field(default=None, description="reclaimed: when it has to be gone at the latest")
 
 
 class CellTable:
@@ -45,6 +48,19 @@ class CellTable:
         """The Scheduler has asked for a move: the cell's capacity is gone from now on."""
         self.entries[cell] = self.entries[cell].model_copy(update={"role": role, "version": None})
 
+    def add(self, spec: CellSpec) -> None:
+        """A cell joins the fleet; its worker has not booted yet."""
+        self.entries[spec.index] = CellEntry(spec=spec)
+
+    def reclaim(self, cell: int, leaves_at: float) -> None:
+        """It has to be gone at `leaves_at`, or earlier if that was asked for before."""
+        entry = self.entries[cell]
+        soonest = leaves_at if entry.leaves_at is None else min(leaves_at, entry.leaves_at)
+        self.entries[cell] = entry.model_copy(update={"leaves_at": soonest})
+
+    def remove(self, cell: int) -> None:
+        self.entries.pop(cell, None)
+
     def role(self, cell: int) -> CellRole:
         return self.entries[cell].role
 
@@ -71,7 +87,7 @@ class CellTable:
                 index=index,
                 role=entry.role,
                 slots=entry.spec.slots,
-                trains=entry.spec.trains,
+                trains=entry.spec.trains and entry.leaves_at is None,
                 serving=index in serving,
             )
             for index, entry in sorted(self.entries.items())

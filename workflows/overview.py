@@ -1,12 +1,14 @@
 """What the web UI shows of a run: the Scheduler's books as a short table."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from workflows.messages.fleet import CellRole
+from workflows.messages.fleet import CellRole, MoveCost
+from workflows.messages.transition import Direction
 from workflows.policy.safe_mode import SafeMode
 from workflows.policy.state import CellView, PolicyState
 
 _NORMAL = SafeMode()
+_FREE: Mapping[Direction, MoveCost] = {}
 
 
 def overview(
@@ -17,6 +19,7 @@ def overview(
     waiting: Sequence[str],
     ready: int,
     mode: SafeMode = _NORMAL,
+    costs: Mapping[Direction, MoveCost] = _FREE,
 ) -> str:
     """A Markdown table. `version`: the published one; `ready`: groups admitted and not consumed."""
     running, queued = state.launched - state.finished, state.dispatched - state.launched
@@ -28,6 +31,10 @@ def overview(
         "published version": str(version),
         "executions": f"{state.dispatched} dispatched, {state.launched} launched, {state.finished} finished",
     }
+    if costs:
+        rows["role changes"] = ", ".join(
+            f"{direction.value.replace('_', ' ')} {cost.mean_seconds:.1f} s" for direction, cost in costs.items()
+        )
     if mode.frozen:
         rows["safe mode"] = f"{mode.cause}: {mode.detail}; {mode.split} cells train until `leave_safe_mode`"
     return "\n".join(["| | |", "|---|---|", *(f"| {name} | {text} |" for name, text in rows.items())])

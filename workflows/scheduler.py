@@ -8,11 +8,10 @@ them; side effects run as jobs beside it, so that nothing here ever waits for an
 import hashlib
 
 from temporalio import workflow
-from temporalio.exceptions import ApplicationError
 
 from workflows import steps
-from workflows.allocation import Allocation
 from workflows.books import OpenBatchState, SchedulerState
+from workflows.elastic import Elastic, refusal
 from workflows.messages import ids
 from workflows.messages.burst import BurstSpec, Purpose
 from workflows.messages.control import RecordPublished
@@ -45,7 +44,7 @@ ROLL_SECONDS, ROLL_PAUSE_SECONDS = 30.0, 120.0
 
 
 @workflow.defn
-class Scheduler(Allocation):
+class Scheduler(Elastic):
     """The run's scheduler."""
 
     @workflow.init
@@ -133,6 +132,9 @@ class Scheduler(Allocation):
             workflow.logger.info("ignored report of cell %d, boot %d", report.cell, report.boot_epoch)
             return
         self._arrived(report)
+        if report.role is CellRole.RETIRED:
+            self._left(report)
+            return
         if before.role is CellRole.TRAINING and (
             report.role is not CellRole.TRAINING or report.boot_epoch != before.boot_epoch
         ):
@@ -160,9 +162,9 @@ class Scheduler(Allocation):
     @enter_safe_mode.validator
     def _may_enter(self, reason: str) -> None:
         if self.mode.frozen:
-            raise _refusal(f"in safe mode already ({self.mode.cause}: {self.mode.detail})")
+            raise refusal(f"in safe mode already ({self.mode.cause}: {self.mode.detail})")
         if not reason.strip():
-            raise _refusal("reason: say why; it goes to the ledger")
+            raise refusal("reason: say why; it goes to the ledger")
 
     @workflow.update
     async def leave_safe_mode(self, reason: str) -> str:
@@ -175,9 +177,9 @@ class Scheduler(Allocation):
     @leave_safe_mode.validator
     def _may_leave(self, reason: str) -> None:
         if not self.mode.frozen:
-            raise _refusal("not in safe mode")
+            raise refusal("not in safe mode")
         if not reason.strip():
-            raise _refusal("reason: say why; it goes to the ledger")
+            raise refusal("reason: say why; it goes to the ledger")
 
     @workflow.query
     def state(self) -> SchedulerState:
@@ -244,8 +246,10 @@ class Scheduler(Allocation):
             self._spawn(self._admit(), "admit groups")
         self._feed_batch()
         self._end_if_over()
+        waits = [self._let_go()]
         self._send_idle_home()
-        return self._decide()
+        waits.append(self._decide())
+        return min((seconds for seconds in waits if seconds is not None), default=None)
 
     def _show_overview(self) -> None:
         """Once per turn of the main loop, however many signals came."""
@@ -253,7 +257,8 @@ class Scheduler(Allocation):
         burst = self.burst.name if self.burst is not None else None
         ready, version = len(self.accounts.ready), self.weights.version
         state, mode = self._policy_state(), self.mode
-        self.show(overview(state, version=version, burst=burst, waiting=names, ready=ready, mode=mode))
+        costs = self.telemetry.costs
+        self.show(overview(state, version=version, burst=burst, waiting=names, ready=ready, mode=mode, costs=costs))
 
     def _launch(self) -> None:
         capacity = self.cells.capacity(self.weights.version)
@@ -347,7 +352,3 @@ class Scheduler(Allocation):
 def _lot(seed: int, group: AdmittedGroup) -> bytes:
     """A group's place in the shuffled order, the same at every look."""
     return hashlib.sha256(f"{seed}/{ids.group_id(group.burst, group.group)}".encode()).digest()
-
-
-def _refusal(reason: str) -> ApplicationError:
-    return ApplicationError(reason, type="Refused", non_retryable=True)

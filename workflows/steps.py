@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar, cast
 
 from temporalio.common import RetryPolicy
 
-from workflows.messages import batch, cell_steps, control, execution, group, routing, tasks, transition
+from workflows.messages import batch, cell_steps, control, execution, group, routing, scheduling, tasks, transition
 from workflows.messages.base import Message
 
 Argument = TypeVar("Argument", bound=Message)
@@ -60,6 +60,7 @@ _NONE = type(None)
 SELECT_TASKS = Step("select_tasks", tasks.SelectTasks, tasks.SelectedTasks, Queue.CONTROL, 30)
 LAUNCH_EXECUTIONS = Step("launch_executions", control.LaunchExecutions, _NONE, Queue.CONTROL, 60)
 SWEEP_ROSTER = Step("sweep_roster", control.SweepRoster, control.SweptRoster, Queue.CONTROL, 60)
+OPEN_CELL = Step("open_cell", scheduling.OpenCell, _NONE, Queue.CONTROL, 30)
 CANCEL_EXECUTIONS = Step("cancel_executions", control.CancelExecutions, _NONE, Queue.CONTROL, 60)
 RECORD_LEDGER = Step("record_ledger", control.RecordLedger, _NONE, Queue.CONTROL, 30)
 RECORD_PUBLISHED = Step("record_published", control.RecordPublished, _NONE, Queue.CONTROL, 30)

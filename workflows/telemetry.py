@@ -12,14 +12,18 @@ from pydantic import Field
 from workflows.messages.base import Message
 from workflows.messages.control import PipelineSample, SlotsInUse
 from workflows.messages.execution import ExecutionClosed
-from workflows.messages.fleet import CellRole
+from workflows.messages.fleet import CellRole, MoveCost
 from workflows.messages.transition import Direction
 from workflows.policy.component import CELLS, SLOTS, Component, ComponentView, Measurement, Strategy
 from workflows.policy.state import CellView
 
 FORGET = 0.8
 """Weight of a measured role change relative to the next one."""
-GUESS_SECONDS: Mapping[Direction, float] = {Direction.TO_TRAINING: 10.0, Direction.TO_ROLLOUT: 5.0}
+GUESS_SECONDS: Mapping[Direction, float] = {
+    Direction.TO_TRAINING: 10.0,
+    Direction.TO_ROLLOUT: 5.0,
+    Direction.RETIRE: 10.0,
+}
 """What a role change is taken to cost before one was measured."""
 SLOT_SECONDS = 1.0
 """What a processor slot takes to be given to the other side: its work in hand is finished first."""
@@ -35,15 +39,10 @@ class Done(Message):
         return Done(items=self.items + 1, seconds=self.seconds + seconds)
 
 
-class Cost(Message):
-    """Measured role changes of one direction: seconds, newer ones counting more."""
-
-    count: int = 0
-    mean_seconds: float = 0.0
-
-    def with_one(self, seconds: float) -> "Cost":
-        weight = (1 - FORGET) / (1 - FORGET ** (self.count + 1))
-        return Cost(count=self.count + 1, mean_seconds=self.mean_seconds + weight * (seconds - self.mean_seconds))
+def cost_with(cost: MoveCost, seconds: float) -> MoveCost:
+    """The cost with one more measured role change."""
+    weight = (1 - FORGET) / (1 - FORGET ** (cost.count + 1))
+    return MoveCost(count=cost.count + 1, mean_seconds=cost.mean_seconds + weight * (seconds - cost.mean_seconds))
 
 
 class Telemetry(Message):
@@ -69,7 +68,7 @@ class Telemetry(Message):
     sample: PipelineSample | None = None
     in_use: SlotsInUse | None = None
     since: float | None = Field(default=None, description="from when on samples are expected")
-    costs: dict[Direction, Cost] = {}
+    costs: dict[Direction, MoveCost] = {}
 
     # --- what happens
 
@@ -137,7 +136,7 @@ class Telemetry(Message):
 
     def migrated(self, direction: Direction, seconds: float) -> "Telemetry":
         """A role change took so long."""
-        cost = self.costs.get(direction, Cost()).with_one(max(0.0, seconds))
+        cost = cost_with(self.costs.get(direction, MoveCost()), max(0.0, seconds))
         return self.model_copy(update={"costs": {**self.costs, direction: cost}})
 
     def sampled(self, sample: PipelineSample, in_use: SlotsInUse | None) -> "Telemetry":

@@ -5,6 +5,7 @@
     to_rollout    leave the stream, release training, resume rollout, load and verify the published weights, open
     publish       close the door, cut requests, load and verify, open; or, under `keep_kv`: close the door, pause what
                   runs in place, load and verify, go on, open (if that fails, as above)
+    retire        what serves leaves rollout as above, what trains leaves the stream; nothing is taken up again
     boot          register the engine, load and verify, open
 
 Before memory is released a failure rolls back: the door opens again (after a failed release with memory taken and
@@ -113,12 +114,18 @@ class RoleTransition:
     async def _go(self) -> None:
         match self.spec.direction:
             case Direction.TO_TRAINING:
-                await self._to_training()
+                await self._leave_rollout()
+                await self._on_cell(steps.RESTORE_TRAINING, self._lease())
             case Direction.TO_ROLLOUT:
                 await self._on_cell(steps.LEAVE_STREAM, self._lease())
                 await self._on_cell(steps.RELEASE_TRAINING, self._lease())
                 await self._on_cell(steps.RESUME_ROLLOUT, self._lease())
                 await self._serve()
+            case Direction.RETIRE if self.spec.trains:
+                await self._on_cell(steps.LEAVE_STREAM, self._lease())
+                await self._on_cell(steps.RELEASE_TRAINING, self._lease())
+            case Direction.RETIRE:
+                await self._leave_rollout()
             case Direction.PUBLISH:
                 await self._publish()
             case Direction.BOOT:
@@ -143,7 +150,8 @@ class RoleTransition:
         self._figure(weights_bytes=swapped.bytes)
         return True
 
-    async def _to_training(self) -> None:
+    async def _leave_rollout(self) -> None:
+        """Close the door, reroute, hand KV over, release rollout memory."""
         reroute = RerouteRequest(engine=self.engine, boot_epoch=self.spec.boot_epoch, lease=self.spec.lease_id)
         plan = await self._step(steps.REROUTE_EXECUTIONS, reroute, "reroute-executions")
         self._figure(executions_rerouted=len(plan.moves))
@@ -159,7 +167,6 @@ class RoleTransition:
         self.releasing = True
         await self._on_cell(steps.RELEASE_ROLLOUT, self._lease())
         self.memory_released = True
-        await self._on_cell(steps.RESTORE_TRAINING, self._lease())
 
     def _homes(self, moves: tuple[Move, ...]) -> dict[str, tuple[str, ...]]:
         """Destination engine -> executions whose KV it should read."""
@@ -213,7 +220,8 @@ class RoleTransition:
         await self._step(steps.CHANGE_DOOR, self._open_door(), "open-door")
 
     async def _way_back(self, reason: str) -> tuple[TransitionResult, str]:
-        if self.spec.direction is not Direction.TO_TRAINING or self.memory_released:
+        leaves_rollout = self.spec.direction in (Direction.TO_TRAINING, Direction.RETIRE) and not self.spec.trains
+        if not leaves_rollout or self.memory_released:
             return TransitionResult.PARKED, reason
         try:
             if self.spec.kv_handoff:

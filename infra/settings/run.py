@@ -31,6 +31,7 @@ class RunManifest(Message):
     actor_ports: tuple[int, ...]
     linker_ports: tuple[int, ...]
     metrics_port: int = 0
+    gone: tuple[int, ...] = Field(default=(), description="cells that were reclaimed: no process is started for them")
 
     @property
     def run(self) -> str:

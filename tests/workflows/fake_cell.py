@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from temporalio import activity
 from temporalio.client import Client
+from temporalio.service import RPCError
 from temporalio.worker import Worker
 
 from infra.temporal.failures import FailureInterceptor
@@ -84,7 +85,12 @@ class FakeCell:
             actor_url=f"http://127.0.0.1:{9100 + self.index}",
         )
         name = ids.cell_workflow_id(self.world.run, self.index)
-        await self.world.client.get_workflow_handle(name).signal("worker_up", up)
+        async with asyncio.timeout(60):
+            while True:  # the workflow of a cell that was just offered may not exist yet
+                try:
+                    return await self.world.client.get_workflow_handle(name).signal("worker_up", up)
+                except RPCError:
+                    await asyncio.sleep(0.1)
 
     async def die(self) -> None:
         """As kill -9: what runs never answers, nothing new is taken."""

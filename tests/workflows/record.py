@@ -21,6 +21,7 @@ from tests.workflows.world import FakeWorld
 from workers.control.worker import workflow_worker
 from workflows.messages import ids
 from workflows.messages.errors import Fenced, TransferFailed
+from workflows.messages.fleet import CellSpec, OfferCell, ReclaimCell
 from workflows.messages.transition import Resolution
 
 FOLDER = Path(__file__).parent / "histories"
@@ -42,6 +43,8 @@ WANTED: dict[str, tuple[str, tuple["EventType.ValueType", ...]]] = {
     "scheduler-update": ("Scheduler", (UPDATED, STEP_FAILED)),
     "cell-roll-over": ("Cell", (ROLLED, CHILD_STARTED)),
     "cell-update": ("Cell", (UPDATED, CHILD_STARTED)),
+    "cell-retired": ("Cell", (COMPLETED, CHILD_STARTED)),
+    "scheduler-elastic": ("Scheduler", (UPDATED, ROLLED)),
     "transition": ("RoleTransition", (COMPLETED,)),
     "transition-failed-step": ("RoleTransition", (COMPLETED, STEP_FAILED)),
     "burst": ("Burst", (COMPLETED, CHILD_STARTED)),
@@ -119,11 +122,28 @@ async def cancelled_in_rollout(world: FakeWorld) -> None:
     await world.until(world.all_serving)
 
 
+async def elastic(world: FakeWorld) -> None:
+    """A cell is offered and trains, another policy decides, an operator freezes and releases, the cell is reclaimed."""
+    offer = OfferCell(cell=CellSpec(index=2, engine="paced", slots=8))
+    await world.scheduler.execute_update("offer_cell", offer)
+    await world.boot(2)
+    await world.until(world.all_serving)
+    await world.scheduler.execute_update("enter_safe_mode", "a look at the switch")
+    await world.scheduler.execute_update("leave_safe_mode", "it is fine")
+    policy = {"name": "throughput", "throughput": {"sample_seconds": 0.5, "low_seconds": 0, "settle_seconds": 0}}
+    world.harness_seconds = lambda spec: 1.0
+    burst = await world.start_burst(steps=3, policy=policy)
+    await world.scheduler.execute_update("reclaim_cell", ReclaimCell(cell=2))
+    await burst.result()
+    await world.until(lambda state: len(state.cells) == 2)
+
+
 SCENES: tuple[Callable[[FakeWorld], object], ...] = (
     parked_steps,
     roll_overs,
     cancelled_in_training,
     cancelled_in_rollout,
+    elastic,
 )
 
 

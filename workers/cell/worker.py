@@ -130,8 +130,11 @@ async def _cell(
             published=manifest.published_weights(spec.index),
             checkpoints=manifest.checkpoints,
             base_model=manifest.model_folder,
-            peer_actor=lambda index: ActorClient(manifest.actor_url(index), key, timeout_seconds=ACTOR_SECONDS),
-            peer_linker=lambda index: LinkerClient(manifest.linker_url(index), key),
+            # Where peers are is looked up anew: some may have joined the run since this one booted.
+            peer_actor=lambda index: ActorClient(
+                load_run(manifest.folder).actor_url(index), key, timeout_seconds=ACTOR_SECONDS
+            ),
+            peer_linker=lambda index: LinkerClient(load_run(manifest.folder).linker_url(index), key),
         )
         yield cell, client
 

@@ -64,6 +64,12 @@ def build() -> App:
     fleet.command("workers.cli.files:fleet_check", name="check", help="Check a fleet file; wrong fields are named.")
     app.command(fleet)
 
+    cells = App(name="cells", help="The cells of a running stack.")
+    cells.command("workers.cli.cells:cells_show", name="show", help="Which there are, and what moving them costs.")
+    cells.command("workers.cli.cells:cells_offer", name="offer", help="Add cells while bursts run.")
+    cells.command("workers.cli.cells:cells_reclaim", name="reclaim", help="Take one back while bursts run.")
+    app.command(cells)
+
     bench = App(name="bench", help="Measurements.")
     for module in pkgutil.iter_modules(workers.cli.__path__):
         if module.name.startswith("bench_"):

@@ -95,9 +95,10 @@ async def from_workflows(manifest: RunManifest) -> dict[str, str]:
         return {"temporal": f"not reachable: {error}"}
     scheduler = client.get_workflow_handle(scheduler_id(manifest.run))
     lines = {"scheduler": await _answer(_scheduler_line(scheduler, manifest))}
-    cells = [client.get_workflow_handle(cell_workflow_id(manifest.run, c.index)) for c in manifest.fleet.cells]
+    indices = [cell.index for cell in manifest.fleet.cells if cell.index not in manifest.gone]
+    cells = [client.get_workflow_handle(cell_workflow_id(manifest.run, index)) for index in indices]
     answers = await asyncio.gather(*(_answer(_cell_line(cell, manifest)) for cell in cells))
-    return lines | {f"cell {index}": answer for index, answer in enumerate(answers)}
+    return lines | {f"cell {index}": answer for index, answer in zip(indices, answers, strict=True)}
 
 
 async def _answer(line: Awaitable[str]) -> str:

@@ -146,6 +146,7 @@ async def start_run(manifest: RunManifest, client: Client, weights: Weights) -> 
         weights=weights,
         kv_handoff=fleet.kv_handoff,
         bounds=fleet.bounds,
+        max_cells=fleet.max_cells,
         harness_slots=fleet.harness_slots if fleet.evaluator_slots else 0,
         evaluator_slots=fleet.evaluator_slots,
     )
@@ -158,7 +159,7 @@ async def start_run(manifest: RunManifest, client: Client, weights: Weights) -> 
         id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
         static_summary=f"run {fleet.run}: {len(fleet.cells)} cells",
     )
-    for cell in fleet.cells:
+    for cell in (cell for cell in fleet.cells if cell.index not in manifest.gone):
         await client.start_workflow(
             Cell.run,
             CellState(run=fleet.run, spec=cell, weights=weights),

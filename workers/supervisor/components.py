@@ -60,19 +60,21 @@ def fleet_components(manifest: RunManifest) -> list[ComponentSpec]:
         ComponentSpec("control", _module("workers.control", *folder), _schedules(run)),
         ComponentSpec("proxy", _module("workers.proxy", *folder), _answers(f"{manifest.proxy_admin_url}/metrics")),
     ]
-    specs += [
-        ComponentSpec(
-            engine_id(cell.index),
-            _module("workers.cell", *folder, "--cell", str(cell.index)),
-            _cell_is_up(run, cell.index),
-            stage=CELL_STAGE,
-            grace_seconds=20.0,
-        )
-        for cell in manifest.fleet.cells
-    ]
+    specs += [cell_worker(manifest, cell.index) for cell in manifest.fleet.cells if cell.index not in manifest.gone]
     harness_host = _module("workers.harness_host", *folder)
     specs.append(ComponentSpec("harness-host", harness_host, _polls(harness_queue(run)), stage=HARNESS_STAGE))
     return specs
+
+
+def cell_worker(manifest: RunManifest, index: int) -> ComponentSpec:
+    """The worker of one cell."""
+    return ComponentSpec(
+        engine_id(index),
+        _module("workers.cell", "--run-dir", manifest.run_dir, "--cell", str(index)),
+        _cell_is_up(manifest.run, index),
+        stage=CELL_STAGE,
+        grace_seconds=20.0,
+    )
 
 
 def temporal_server(manifest: RunManifest) -> ComponentSpec:

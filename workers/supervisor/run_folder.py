@@ -122,6 +122,8 @@ def _require_empty(url: str) -> None:
 
 def _go_on(before: RunManifest, fleet: Fleet | None, root: Path) -> RunManifest:
     fleet = fleet or before.fleet
+    if fleet.cells == before.fleet.cells[: len(fleet.cells)]:  # the others were offered while it ran
+        fleet = fleet.model_copy(update={"cells": before.fleet.cells})
     for name in FIXED:
         if getattr(fleet, name) != getattr(before.fleet, name):
             raise InvalidInput(
@@ -138,7 +140,8 @@ def _go_on(before: RunManifest, fleet: Fleet | None, root: Path) -> RunManifest:
         *before.actor_ports,
         *before.linker_ports,
     ]
-    return _place(fleet, before.folder, root, keep_or_replace(ports, host=before.host))
+    placed = _place(fleet, before.folder, root, keep_or_replace(ports, host=before.host))
+    return placed.model_copy(update={"gone": before.gone})
 
 
 def _place(fleet: Fleet, run_dir: Path, root: Path, ports: list[int]) -> RunManifest:

@@ -28,11 +28,13 @@ from infra.settings.fleet import Fleet
 from infra.settings.run import RunManifest
 from infra.temporal.client import connect
 from infra.temporal.server import require_search_attributes
+from workers.supervisor import growth
 from workers.supervisor.components import (
     HARNESS_STAGE,
     SERVER_STAGE,
     ComponentSpec,
     ProbeContext,
+    cell_worker,
     fleet_components,
 )
 from workers.supervisor.journal import Journal, StackEvent
@@ -47,6 +49,8 @@ from workers.supervisor.tree import (
     tied_to_parent,
 )
 from workflows.messages.errors import Transient
+from workflows.messages.fleet import CellSpec
+from workflows.messages.ids import engine_id
 
 READY_SECONDS = 180.0
 _TEMPORAL_SECONDS = 60.0
@@ -76,7 +80,7 @@ class LocalStack:
         self._processes: dict[str, SupervisedProcess] = {}
         self._held = ExitStack()
         self._memory = PeakMemory(self._tree)
-        self._sampler: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> "LocalStack":
         try:
@@ -139,10 +143,10 @@ class LocalStack:
 
     async def stop(self) -> None:
         """Stop everything, highest stage first; safe to call again."""
-        if self._sampler is not None:
-            self._sampler.cancel()
-            await asyncio.gather(self._sampler, return_exceptions=True)
-            self._sampler = None
+        tasks, self._tasks = self._tasks, []
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         stages = sorted({process.spec.stage for process in self._processes.values()}, reverse=True)
         for stage in stages:
             await asyncio.gather(*(p.stop() for p in self._processes.values() if p.spec.stage == stage))
@@ -165,19 +169,9 @@ class LocalStack:
         self._journal = Journal(self.run_dir / "supervisor.jsonl", self._on_event)
         specs = sorted(self._components(self.manifest), key=lambda spec: spec.stage)
         # Looked up before anything is started: a missing C library must not leave half a stack.
-        tie = tied_to_parent()
-        self._processes = {
-            spec.name: SupervisedProcess(
-                spec,
-                folder=self.manifest.logs,
-                cwd=self._root,
-                environment=self._environment(),
-                journal=self._journal,
-                before_exec=tie,
-            )
-            for spec in specs
-        }
-        self._sampler = asyncio.create_task(self._memory.run(), name="peak memory")
+        self._tie = tied_to_parent()
+        self._processes = {spec.name: self._process(spec) for spec in specs}
+        self._tasks.append(asyncio.create_task(self._memory.run(), name="peak memory"))
         first = [process for process in self._processes.values() if process.spec.stage == SERVER_STAGE]
         for process in first:
             await process.start()
@@ -190,6 +184,53 @@ class LocalStack:
         for process in self._processes.values():
             if process not in first:
                 await process.start()
+        if self._components is fleet_components:
+            self._tasks.append(asyncio.create_task(self._follow(), name="follow the fleet"))
+
+    def _process(self, spec: ComponentSpec) -> SupervisedProcess:
+        return SupervisedProcess(
+            spec,
+            folder=self.manifest.logs,
+            cwd=self._root,
+            environment=self._environment(),
+            journal=self._journal,
+            before_exec=self._tie,
+        )
+
+    async def _follow(self) -> None:
+        """Start the workers of cells that were offered to the run, stop those of cells that have left it."""
+        while True:
+            await asyncio.sleep(growth.LOOK_SECONDS)
+            wanted = await growth.cells_now(self.client, self.manifest.run)
+            if wanted is None:
+                continue
+            try:
+                for cell in wanted:
+                    if engine_id(cell.index) not in self._processes:
+                        await self._add(cell)
+                for index in sorted(
+                    {cell.index for cell in self.manifest.fleet.cells} - {cell.index for cell in wanted}
+                ):
+                    await self._remove(index)
+            except (OSError, Transient) as error:  # tried again at the next look
+                self._journal.write(StackEvent("fleet", "died", str(error)))
+
+    async def _add(self, cell: CellSpec) -> None:
+        self._remember(growth.with_cell(self.manifest, cell))
+        process = self._process(cell_worker(self.manifest, cell.index))
+        await process.start()
+        self._processes[engine_id(cell.index)] = process
+
+    async def _remove(self, index: int) -> None:
+        process = self._processes.get(engine_id(index))
+        if process is not None:
+            self._remember(growth.without_cell(self.manifest, index))
+            await process.stop()
+            del self._processes[engine_id(index)]
+
+    def _remember(self, manifest: RunManifest) -> None:
+        self.manifest = manifest
+        manifest.save()
 
     async def _end(self, which: Callable[[Path], list[ProcessIdentity]]) -> None:
         """End the processes of the run that `which` finds."""

@@ -17,6 +17,8 @@ class CellRole(StrEnum):
     TO_ROLLOUT = "to_rollout"
     PARKED = "parked"
     LOST = "lost"
+    RETIRING = "retiring"
+    RETIRED = "retired"
 
 
 class CellSpec(Message):
@@ -28,6 +30,42 @@ class CellSpec(Message):
     kv_tokens: int = Field(default=16384, ge=1)
     trains: bool = True
     stages: int = Field(default=1, ge=1, description="pipeline stages of its trainer, a process each")
+
+
+class OfferCell(Message):
+    """From outside to the Scheduler: this cell may join the run. Offering it again changes nothing."""
+
+    cell: CellSpec
+
+
+class ReclaimCell(Message):
+    """From outside to the Scheduler: give this cell back, at the latest in `deadline_seconds`. May be repeated."""
+
+    cell: int = Field(ge=0)
+    deadline_seconds: float = Field(default=300.0, ge=0)
+
+
+class MoveCost(Message):
+    """Measured role changes of one kind; newer ones count more."""
+
+    count: int = 0
+    mean_seconds: float = 0.0
+
+
+class Elasticity(Message):
+    """What a run can give and take, and what that costs it: for whoever shares cells out between runs.
+
+    `leaving`: cell -> when it has to be gone at the latest (seconds since the epoch). `reclaimable`: cells that a
+    reclaim would take now; `min_cells`, `max_cells`: how small and how large the run may become.
+    """
+
+    cells: tuple[CellSpec, ...]
+    leaving: dict[int, float] = {}
+    reclaimable: tuple[int, ...] = ()
+    min_cells: int
+    max_cells: int
+    next_index: int
+    costs: dict[str, MoveCost] = Field(default={}, description="direction of a move -> what it took")
 
 
 class CellWorkerUp(Message):

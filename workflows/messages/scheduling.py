@@ -24,8 +24,17 @@ class RunSpec(Message):
     kv_handoff: bool = True
     sweep_seconds: float = Field(default=20, gt=0)
     bounds: Bounds = Bounds()
+    max_cells: int = Field(default=64, ge=1, description="how large offers may make the run")
     harness_slots: int = Field(default=0, ge=0, description="harnesses at once; 0: not the scheduler's to share out")
     evaluator_slots: int = Field(default=0, ge=0, description="graders at once; 0: as above")
+
+
+class OpenCell(Message):
+    """Start the workflow of a cell that has joined the run."""
+
+    run: str
+    spec: CellSpec
+    weights: Weights
 
 
 class OpenBurst(Message):

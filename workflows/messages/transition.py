@@ -17,6 +17,7 @@ class Direction(StrEnum):
     TO_TRAINING = "to_training"
     TO_ROLLOUT = "to_rollout"
     PUBLISH = "publish"
+    RETIRE = "retire"
 
 
 class MoveCell(Message):
@@ -48,6 +49,7 @@ class TransitionSpec(Message):
     peers: dict[str, str] = {}
     kv_handoff: bool = True
     publish: PublishMode = "recompute"
+    trains: bool = Field(default=False, description="the cell is in training when it retires")
 
     @property
     def lease_id(self) -> str:

@@ -1,0 +1,92 @@
+"""`gyre cells`: a run's fleet from outside; what an outer scheduler does by updates, typed by a person."""
+
+import asyncio
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from temporalio.client import Client, WorkflowUpdateFailedError
+from temporalio.service import RPCError
+
+from infra.settings.run import RunManifest
+from infra.temporal.client import connect
+from workers.cli.runs import find_run
+from workflows.messages.errors import InvalidInput, Transient
+from workflows.messages.fleet import Elasticity, OfferCell, ReclaimCell
+from workflows.messages.ids import scheduler_id
+
+_CONNECT_SECONDS = 5.0
+_LOOK_SECONDS = 0.5
+
+
+def cells_show(*, run_dir: Path | None = None) -> None:
+    """What the run can give and take, and what role changes have cost it."""
+    manifest = find_run(run_dir)
+    elastic = asyncio.run(_elasticity(manifest))
+    table = Table("cell", "slots", "trains", "", title=f"{elastic.min_cells} to {elastic.max_cells} cells")
+    for cell in elastic.cells:
+        leaves = "leaving" if cell.index in elastic.leaving else ""
+        may = "may be reclaimed" if cell.index in elastic.reclaimable else ""
+        table.add_row(str(cell.index), str(cell.slots), "yes" if cell.trains else "no", leaves or may)
+    console = Console()
+    console.print(table)
+    for direction, cost in elastic.costs.items():
+        console.print(f"{direction.replace('_', ' ')}: {cost.mean_seconds:.2f} s, of {cost.count} measured")
+
+
+def cells_offer(count: int = 1, /, *, run_dir: Path | None = None) -> None:
+    """Offer `count` cells like the run's last one; the stack starts their workers.
+
+    The same by hand: temporal workflow update execute --workflow-id RUN/scheduler --name offer_cell
+    --input '{"cell": {"index": 3, "slots": 8}}'
+    """
+    manifest = find_run(run_dir)
+    for _ in range(count):
+        print(asyncio.run(_offer(manifest)))
+
+
+def cells_reclaim(cell: int, /, *, deadline: float = 300.0, wait: bool = False, run_dir: Path | None = None) -> None:
+    """Take a cell back within `deadline` seconds; with --wait, return when it is gone."""
+    manifest = find_run(run_dir)
+    print(asyncio.run(_reclaim(manifest, cell, deadline, wait=wait)))
+
+
+async def _elasticity(manifest: RunManifest) -> Elasticity:
+    return await _ask(await _connected(manifest), manifest)
+
+
+async def _offer(manifest: RunManifest) -> str:
+    client = await _connected(manifest)
+    elastic = await _ask(client, manifest)
+    like = elastic.cells[-1].model_copy(update={"index": elastic.next_index})
+    return await _update(client, manifest, "offer_cell", OfferCell(cell=like))
+
+
+async def _reclaim(manifest: RunManifest, cell: int, deadline: float, *, wait: bool) -> str:
+    client = await _connected(manifest)
+    said = await _update(client, manifest, "reclaim_cell", ReclaimCell(cell=cell, deadline_seconds=deadline))
+    while wait and cell in {known.index for known in (await _ask(client, manifest)).cells}:
+        await asyncio.sleep(_LOOK_SECONDS)
+    return f"cell {cell} has left the run" if wait else said
+
+
+async def _connected(manifest: RunManifest) -> Client:
+    return await connect(manifest, timeout_seconds=_CONNECT_SECONDS)
+
+
+async def _ask(client: Client, manifest: RunManifest) -> Elasticity:
+    handle = client.get_workflow_handle(scheduler_id(manifest.run))
+    try:
+        return await handle.query("elasticity", result_type=Elasticity)
+    except RPCError as error:
+        raise Transient(f"the scheduler of {manifest.run} does not answer: {error}") from error
+
+
+async def _update(client: Client, manifest: RunManifest, name: str, request: OfferCell | ReclaimCell) -> str:
+    handle = client.get_workflow_handle(scheduler_id(manifest.run))
+    try:
+        return await handle.execute_update(name, request, result_type=str)
+    except WorkflowUpdateFailedError as error:
+        raise InvalidInput(str(error.cause)) from error
+    except RPCError as error:
+        raise Transient(f"the scheduler of {manifest.run} does not answer: {error}") from error

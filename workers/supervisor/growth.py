@@ -1,0 +1,54 @@
+"""A stack follows its fleet: who was offered to the Scheduler gets a worker process, who has left it loses its own.
+
+The Scheduler alone says which cells there are. What is written to `run.json` is where a cell is found, for its peers
+and for the next start of the stack.
+"""
+
+import asyncio
+
+from temporalio.client import Client, WorkflowQueryFailedError
+from temporalio.service import RPCError
+
+from infra.ports import free_ports
+from infra.settings.run import RunManifest
+from workflows.messages.fleet import CellSpec, Elasticity
+from workflows.messages.ids import scheduler_id
+
+LOOK_SECONDS = 2.0
+_ANSWER_SECONDS = 10.0
+
+
+async def cells_now(client: Client, run: str) -> tuple[CellSpec, ...] | None:
+    """The cells of the run; None while its Scheduler cannot say."""
+    try:
+        query = client.get_workflow_handle(scheduler_id(run)).query("elasticity", result_type=Elasticity)
+        return (await asyncio.wait_for(query, _ANSWER_SECONDS)).cells
+    except (RPCError, WorkflowQueryFailedError, TimeoutError):
+        return None
+
+
+def with_cell(manifest: RunManifest, cell: CellSpec) -> RunManifest:
+    """The manifest with `cell`, which is the next one or has left before; its ports are new."""
+    known = list(manifest.fleet.cells)
+    ports = [list(manifest.engine_ports), list(manifest.actor_ports), list(manifest.linker_ports)]
+    taken = {port for kind in ports for port in kind}
+    if cell.index < len(known):
+        known[cell.index] = cell
+    else:
+        known.append(cell)
+        for kind, port in zip(ports, free_ports(3, host=manifest.host, avoid=taken), strict=True):
+            kind.append(port)
+    return manifest.model_copy(
+        update={
+            "fleet": manifest.fleet.model_copy(update={"cells": tuple(known)}),
+            "engine_ports": tuple(ports[0]),
+            "actor_ports": tuple(ports[1]),
+            "linker_ports": tuple(ports[2]),
+            "gone": tuple(index for index in manifest.gone if index != cell.index),
+        }
+    )
+
+
+def without_cell(manifest: RunManifest, index: int) -> RunManifest:
+    """The manifest after cell `index` has left: its place is kept, no process is started for it."""
+    return manifest.model_copy(update={"gone": tuple(sorted({*manifest.gone, index}))})

@@ -1,0 +1,139 @@
+"""A fleet that grows and shrinks while bursts run: cells are offered to the run and reclaimed from it, from outside.
+
+An offered cell joins when its worker has booted. A reclaimed one leaves as soon as nothing is lost by it, and at the
+latest so that it is gone by its deadline: serving, it is drained like a cell that goes to training; training, it leaves
+the stream, and what it has accumulated for an open batch is computed again by the others. The core is never given away:
+no cell can take over its optimizer state.
+"""
+
+from temporalio import workflow
+from temporalio.exceptions import ApplicationError
+
+from workflows import steps
+from workflows.allocation import Allocation
+from workflows.cell_table import CellEntry
+from workflows.messages.fleet import CellReport, CellRole, CellSpec, Elasticity, OfferCell, ReclaimCell
+from workflows.messages.scheduling import OpenCell
+from workflows.messages.transition import Direction
+
+_ON_THEIR_WAY = (CellRole.RETIRING, CellRole.TO_TRAINING, CellRole.TO_ROLLOUT)
+CORE = 0
+
+
+class Elastic(Allocation):
+    """The outer scheduler's side of the Scheduler."""
+
+    @workflow.update
+    async def offer_cell(self, offer: OfferCell) -> str:
+        """A cell joins the run; its worker may boot now."""
+        cell = offer.cell
+        if cell.index in self.cells.entries:
+            return f"cell {cell.index} is in the run: {self.cells.role(cell.index).value}"
+        self.reclaimed.discard(cell.index)
+        self.cells.add(cell)
+        self._note("fleet", cell.index, ("offered", f"{cell.slots} slots, {len(self.cells.entries)} cells"))
+        self._spawn(self._open_cell(cell), f"start cell {cell.index}")
+        return f"cell {cell.index} joins when its worker has booted"
+
+    @offer_cell.validator
+    def _may_offer(self, offer: OfferCell) -> None:
+        index, entries = offer.cell.index, self.cells.entries
+        if index in entries:
+            if entries[index].leaves_at is not None:
+                raise refusal(f"cell.index: {index} is being reclaimed; offer it when it is gone")
+            if entries[index].spec != offer.cell:
+                raise refusal(f"cell: differs from cell {index} of the run")
+            return
+        if index not in self.reclaimed and index != self._next_index():
+            raise refusal(f"cell.index: the next one is {self._next_index()}")
+        if len(entries) >= self.spec.max_cells:
+            raise refusal(f"cell: the run may have {self.spec.max_cells} cells at most")
+
+    async def _open_cell(self, cell: CellSpec) -> None:
+        opening = OpenCell(run=self.run_name, spec=cell, weights=self.weights)
+        await self._control(steps.OPEN_CELL, opening)
+
+    @workflow.update
+    async def reclaim_cell(self, request: ReclaimCell) -> str:
+        """A cell has to leave the run; it drains like any other, and is gone by the deadline."""
+        cell = request.cell
+        if cell not in self.cells.entries:
+            return f"cell {cell} has left the run"
+        if self.cells.entries[cell].leaves_at is None:
+            self._note("fleet", cell, ("reclaimed", f"to be gone in {request.deadline_seconds:g} s"))
+        self.cells.reclaim(cell, workflow.time() + request.deadline_seconds)
+        self.dirty = True
+        return f"cell {cell} leaves within {request.deadline_seconds:g} s"
+
+    @reclaim_cell.validator
+    def _may_reclaim(self, request: ReclaimCell) -> None:
+        cell, entries = request.cell, self.cells.entries
+        if cell == CORE:
+            raise refusal("cell: 0 is the core; nobody can take over its weights and optimizer state")
+        if cell in self.reclaimed:
+            return
+        if cell not in entries:
+            raise refusal(f"cell: the run has no cell {cell}, it has {', '.join(map(str, sorted(entries)))}")
+        if entries[cell].leaves_at is None and cell not in self._reclaimable():
+            raise refusal(f"cell: the fleet's bounds need {self._fewest()} cells to stay")
+
+    @workflow.query
+    def elasticity(self) -> Elasticity:
+        """What this run can give and take, and what role changes have cost it."""
+        entries = self.cells.entries
+        return Elasticity(
+            cells=tuple(entry.spec for _, entry in sorted(entries.items())),
+            leaving={cell: entry.leaves_at for cell, entry in entries.items() if entry.leaves_at is not None},
+            reclaimable=self._reclaimable(),
+            min_cells=self._fewest(),
+            max_cells=self.spec.max_cells,
+            next_index=self._next_index(),
+            costs={direction.value: cost for direction, cost in sorted(self.telemetry.costs.items())},
+        )
+
+    def _reclaimable(self) -> tuple[int, ...]:
+        staying = sorted(cell for cell, entry in self.cells.entries.items() if entry.leaves_at is None)
+        return tuple(cell for cell in staying if cell != CORE) if len(staying) > self._fewest() else ()
+
+    def _fewest(self) -> int:
+        bounds = self.spec.bounds
+        return max(1, bounds.min_training_cells) + bounds.min_rollout_cells
+
+    def _next_index(self) -> int:
+        return max((*self.cells.entries, *self.reclaimed)) + 1
+
+    def _let_go(self) -> float | None:
+        """Send reclaimed cells away, now or later; returns seconds after which time alone makes the next one go."""
+        now, waits = workflow.time(), list[float]()
+        for cell, entry in sorted(self.cells.entries.items()):
+            if entry.leaves_at is None or entry.role in _ON_THEIR_WAY:
+                continue
+            latest = entry.leaves_at - self.telemetry.migration_seconds(Direction.RETIRE)
+            if now < self.cooldown_until or (now < latest and not self._can_spare(entry)):
+                waits.append(max(0.1, max(self.cooldown_until, latest) - now))
+                continue
+            token = self._note("return", cell, ("reclaimed", f"was {entry.role.value}"), direction=Direction.RETIRE)
+            self._go([cell], Direction.RETIRE, token)
+        return min(waits, default=None)
+
+    def _can_spare(self, entry: CellEntry) -> bool:
+        """Whether the cell may go without work being done twice or executions waiting for an engine."""
+        if entry.role is CellRole.TRAINING:
+            return self.batch is None
+        if entry.role is CellRole.ROLLOUT:
+            version = self.weights.version
+            serving = entry.spec.index in self.cells.serving(version)
+            left = self.cells.capacity(version) - (entry.spec.slots if serving else 0)
+            return self.accounts.waterlevel <= left
+        return True
+
+    def _left(self, report: CellReport) -> None:
+        """A cell has left the fleet for good."""
+        self.cells.remove(report.cell)
+        self.reclaimed.add(report.cell)
+        self._note("fleet", report.cell, ("left", f"{len(self.cells.entries)} cells stay; {report.reason}".strip("; ")))
+
+
+def refusal(reason: str) -> ApplicationError:
+    """An update that is not taken, and why."""
+    return ApplicationError(reason, type="Refused", non_retryable=True)
