@@ -12,12 +12,18 @@ import pytest
 from infra.audit import audit_records
 from infra.audit.catalogue import CATALOGUE
 from infra.objects import ObjectStore
+from infra.report.account import account
+from infra.report.changes import ROLE_CHANGES
+from infra.report.page import page
+from infra.report.reading import read
+from infra.settings.fleet import Fleet
 from tests.infra.audit.any_run import PLANTS
 from tests.infra.audit.recording import SyntheticRun
 from tests.integration.conftest import Run
 from tests.integration.scene import burst, paced_fleet
 from workers.supervisor import LocalStack
 from workflows.messages.burst import PolicySettings
+from workflows.messages.fleet import CellSpec
 
 EAGER = PolicySettings(hold_seconds=0.0, supply_fraction=0.3)
 BURSTS = ("first", "second", "third", "fourth", "fifth", "sixth")
@@ -69,6 +75,19 @@ def test_the_run_itself_is_sound(recorded: SyntheticRun) -> None:
     assert report.figures["satellite_joins"] > 0
     assert report.figures["updates"] >= 4
     assert report.figures["target_tokens"] > 0
+
+
+def test_the_ledger_accounts_for_every_role_change(recorded: SyntheticRun) -> None:
+    fleet = Fleet(run="recorded", cells=tuple(CellSpec(index=index, engine="paced", slots=4) for index in range(3)))
+    found = account(read(recorded.engine, fleet))
+    owned = {change.transition for move in found.moves.values() for change in move.changes}
+    changes = [change for change in found.records.changes if change.direction in ROLE_CHANGES]
+    assert changes
+    assert {change.transition for change in changes} == owned
+    assert all(move.entry.policy == "waterlevel" for move in found.moves.values() if move.entry.kind == "move")
+    assert found.totals.trained_free + found.totals.trained_full > 0
+    assert found.totals.weights_bytes > 0
+    assert page(found).count("<svg") == 6
 
 
 @pytest.mark.parametrize(("code", "plant"), PLANTS, ids=[f"{code}-{plant.__name__}" for code, plant in PLANTS])

@@ -208,7 +208,7 @@ def came_of(entry: Entry, found: Account) -> str:
     if move.ended_at is not None:
         parts[0] += f" in {move.ended_at - entry.at:.1f} s"
     if moved.requests:
-        parts.append(f"{moved.requests} requests moved, paused {moved.pause_seconds:.2f} s")
+        parts.append(f"requests moved: {moved.requests}, paused {moved.pause_seconds:.2f} s")
     if moved.kv_reused or moved.kv_recomputed:
         parts.append(f"KV {moved.kv_reused} reused, {moved.kv_recomputed} recomputed")
     if move.before is not None and move.after is not None:
