@@ -9,7 +9,7 @@ from rich.console import Console
 
 def bench(
     *,
-    megabytes: int = 256,
+    megabytes: int = 270,
     rounds: int = 9,
     publish_rounds: int = 5,
     weights_folder: Path = Path("/dev/shm"),

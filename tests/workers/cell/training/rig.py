@@ -103,9 +103,10 @@ class Rig:
         index: int = 0,
         attempt: int = 1,
         batch: str = "b",
+        loss: LossSettings = CLIP["loss"],
     ) -> m.MicroStepReply:
         step = put(self.objects, pack(executions, batch=batch, index=index))
-        request = m.RunMicroStep(micro_step=step, attempt=attempt, **CLIP, **BOOT)
+        request = m.RunMicroStep(micro_step=step, attempt=attempt, loss=loss, **BOOT)
         return actor.run_micro_step(request, actor.generation)
 
     def seal(self, actor: TrainingActor, batch: str = "b") -> m.SealReply:

@@ -8,6 +8,7 @@ from sqlalchemy import Engine, insert, update
 from infra.micro_steps import decode, encode
 from infra.records import batches
 from infra.records.database import open_database
+from infra.records.schema import batches as batches_table
 from infra.records.schema import claims, micro_steps
 from tests.workers.cell.training.rig import BOOT, CLIP, UPDATE, Rig, twelve_executions
 from workers.cell.training.actor import TrainingActor
@@ -31,13 +32,15 @@ def rig(tmp_path: Path, policy: Path) -> Rig:
     return Rig(tmp_path, policy)
 
 
-def train(rig: Rig, records: Engine, batch: str, shares: dict[TrainingActor, list[int]]) -> None:
+def train(
+    rig: Rig, records: Engine, batch: str, shares: dict[TrainingActor, list[int]], settings: Training = SETTINGS
+) -> None:
     """One update, recorded as a run records it; each actor sums the micro-steps in the order given."""
     before = rig.core.status()
     weights = Weights(version=before.version or 0, checksum=before.checksum or "")
     if weights.version == 0:
         batches.record_base(records, weights)
-    opened = OpenedBatch(run="r", batch=batch, burst="b", step=0, weights=weights, training=SETTINGS)
+    opened = OpenedBatch(run="r", batch=batch, burst="b", step=0, weights=weights, training=settings)
     batches.open_batch(records, opened)
     accepted, sealed = [], []
     for actor, indices in shares.items():
@@ -46,7 +49,7 @@ def train(rig: Rig, records: Engine, batch: str, shares: dict[TrainingActor, lis
             claim = {"batch": batch, "micro_step": index, "attempt": 1}
             cell = actor.settings.cell
             batches.add_claim(records, **claim, cell=cell, boot_epoch=1, version=weights.version)
-            reply = rig.run(actor, [twelve_executions()[index]], index=index, batch=batch)
+            reply = rig.run(actor, [twelve_executions()[index]], index=index, batch=batch, loss=settings.loss)
             batches.finish_claim(records, **claim, metrics={})
             accepted.append(Accepted(index=reply.index, attempt=1, cell=cell, boot_epoch=1))
             blob = rig.objects.read(f"micro-steps/{batch}/{index}.safetensors")
@@ -93,6 +96,22 @@ def test_one_cell_and_two_cells_are_repeated_to_the_last_bit(rig: Rig, records: 
         assert result.same_bits
         assert result.norm == result.recorded_norm
         assert result.cells == cells
+
+
+@pytest.mark.parametrize("reference", ["base", "a folder"])
+def test_every_term_of_the_loss_is_repeated(rig: Rig, records: Engine, policy: Path, untied_policy: Path, reference):
+    """Truncated weights and the pull to a reference too: of the second update, so that `base` is another policy."""
+    folder = "base" if reference == "base" else str(untied_policy)
+    terms = {"kl_weight": 0.4, "reference": folder, "truncate_ratio": 1.05}
+    train(rig, records, "first", {rig.core: [3, 1]})
+    train(rig, records, "second", {rig.core: [5, 4], rig.satellite(): [8, 6, 7]}, SETTINGS.model_copy(update=terms))
+    result = replayed(rig, records, "second")
+    assert result.same_bits
+    assert result.norm == result.recorded_norm
+    with records.begin() as connection:
+        settings = {**SETTINGS.model_dump(mode="json"), **terms, "kl_weight": 0.0}
+        connection.execute(update(batches_table).where(batches_table.c.batch == "second").values(settings=settings))
+    assert not replayed(rig, records, "second").same_bits, "the KL term is in the gradient that was applied"
 
 
 def test_another_order_is_told_from_another_gradient(rig: Rig, records: Engine):
