@@ -9,9 +9,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-ROLE_CHANGES = ("to_training", "to_rollout")
-_DURING = {"boot": "starting", "to_training": "to_training", "to_rollout": "to_rollout", "publish": "publishing"}
-_AFTER = {"boot": "rollout", "to_training": "training", "to_rollout": "rollout", "publish": "rollout"}
+LEAVING = ("to_training", "retire")
+"""Changes that take a cell out of rollout (or, `retire`, out of the fleet)."""
+ROLE_CHANGES = ("to_training", "to_rollout", "retire")
+_DURING = {"boot": "starting", "publish": "publishing", "retire": "retiring"}
+_AFTER = {"to_training": "training", "retire": "retired"}
 _FAILED = {"rolled_back": "rollout", "parked": "parked", "superseded": "starting"}
 
 
@@ -44,7 +46,10 @@ class Boot:
 
 @dataclass(frozen=True)
 class Span:
-    """A cell in one role: starting, rollout, publishing, to_training, training, to_rollout or parked."""
+    """A cell in one role: starting, rollout, publishing, to_training, training, to_rollout, parked, retiring or retired.
+
+    (`publishing`: in rollout, but its door is closed while new weights are loaded.)
+    """
 
     cell: int
     begin: float
@@ -146,6 +151,12 @@ class Entry:
     @property
     def detail(self) -> str:
         return "; ".join(self.reasons[1:])
+
+    @property
+    def why(self) -> str:
+        """Its reasons in words, with the bottleneck where one was predicted."""
+        parts = [*self.reasons, f"bottleneck: {self.bottleneck}" if self.bottleneck else ""]
+        return "; ".join(part for part in parts if part)
 
     @property
     def heading(self) -> str:

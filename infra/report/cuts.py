@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from infra.report.changes import Change
+from infra.report.changes import LEAVING, Change
 
 SKEW_SECONDS = 0.25
 """The proxy's clock and the control worker's may differ by that much."""
@@ -105,7 +105,7 @@ def _during(changes: Sequence[Change], moment: float) -> Change | None:
 
 def _departure(changes: Sequence[Change], call: Resumed) -> Change | None:
     for change in changes:
-        leaves = change.direction == "to_training" and change.ended_at + SKEW_SECONDS >= call.left_at
+        leaves = change.direction in LEAVING and change.ended_at + SKEW_SECONDS >= call.left_at
         if leaves and change.started_at - SKEW_SECONDS <= call.begun_at:
             return change
     return None

@@ -203,7 +203,7 @@ def _move_row(move: Move, account: Account) -> tuple[str, ...]:
         entry.policy,
         ", ".join(map(str, entry.cells)) or "slots",
         entry.heading.removeprefix("to_"),
-        ": ".join(part for part in (entry.reason, entry.detail) if part),
+        entry.why,
         f"{entry.waterlevel} / {entry.capacity}" if entry.waterlevel is not None else "",
         f"{move.result}{seconds}",
         cost,

@@ -21,6 +21,8 @@ ROLE_COLORS = {
     "starting": "#b0b0b0",
     "parked": "#c0392b",
     "lost": "#c0392b",
+    "retiring": "#e2b93b",
+    "retired": "#f4f4f4",
 }
 _ROLE_LEGEND = {
     "rollout": "rollout",
@@ -29,6 +31,7 @@ _ROLE_LEGEND = {
     "changing role": "to_training",
     "starting": "starting",
     "parked": "parked",
+    "gone": "retired",
 }
 _USES = (
     ("serving", "serving requests", "#4c9bd6"),
@@ -41,6 +44,7 @@ _USES = (
     ("publishing", "loading weights", "#a9d2ee"),
     ("starting", "starting", "#b0b0b0"),
     ("parked", "parked", "#c0392b"),
+    ("retired", "gone", "#f4f4f4"),
 )
 _UNITS = ((3600.0 * 3, 3600.0, "hours"), (60.0 * 10, 60.0, "minutes"), (0.0, 1.0, "seconds"))
 Draw = Callable[[Any], None]

@@ -26,6 +26,7 @@ _READ = (
     schema.transitions,
     schema.ledger,
     schema.boots,
+    schema.engines,
 )
 
 
@@ -149,6 +150,7 @@ def read(engine: Engine, fleet: Fleet) -> Records:
         claims = tuple(_claims(connection))
         updates = tuple(_updates(connection))
         segments = _segments(connection)
+        offered = {row.cell: row.slots for row in _rows(connection, select(schema.engines))}
         cuts, resumed = tuple(_cuts(connection)), tuple(_resumed(connection))
     moments = [boot.at for boot in boots] + [change.ended_at for change in changes] + [entry.at for entry in entries]
     moments += [moment for fact in executions for moment in (fact.prepared_at, fact.closed_at) if moment is not None]
@@ -157,7 +159,7 @@ def read(engine: Engine, fleet: Fleet) -> Records:
         moments.append(float(segments.spans[:, 1].max()))
     return Records(
         run=fleet.run,
-        slots={cell.index: cell.slots for cell in fleet.cells},
+        slots={cell.index: cell.slots for cell in fleet.cells} | offered,
         entries=entries,
         changes=changes,
         boots=boots,

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from infra.report import intervals
-from infra.report.changes import Roles
+from infra.report.changes import ROLE_CHANGES, Roles
 from infra.report.intervals import Intervals, common, length, merged, of, without
 from infra.report.reading import Claim, ExecutionFact, Records, Update
 
-CHANGING = ("to_training", "to_rollout")
+CHANGING = tuple("retiring" if change == "retire" else change for change in ROLE_CHANGES)
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class CellUse:
 
     In rollout: `serving` at least one request, `idle` while executions were out, `unused` while none was. In training:
     `training` micro-steps, `updating` (combine, optimizer, commit), `waiting` for data. `slot_seconds`: requests times
-    seconds it served. `publishing`: loading new weights with the door closed.
+    seconds it served. `publishing`: loading new weights with the door closed. `retired`: gone from the fleet.
     """
 
     cell: int
@@ -34,6 +34,7 @@ class CellUse:
     publishing: float
     starting: float
     parked: float
+    retired: float
     slot_seconds: float
 
     @property
@@ -82,6 +83,7 @@ def _use(roles: Roles, busy: Busy, cell: int) -> CellUse:
         publishing=length(_held(roles, cell, "publishing")),
         starting=length(_held(roles, cell, "starting")),
         parked=length(_held(roles, cell, "parked")),
+        retired=length(_held(roles, cell, "retired")),
         slot_seconds=length(raw),
     )
 

@@ -193,7 +193,7 @@ def _show_entries(entries: list[Entry], found: Account, run: str) -> None:
             entry.policy,
             ", ".join(map(str, entry.cells)),
             "" if entry.waterlevel is None or entry.capacity is None else f"{entry.waterlevel} / {entry.capacity}",
-            escape("; ".join(entry.reasons)) + (f"\n[dim]{escape(came)}[/]" if came else ""),
+            escape(entry.why) + (f"\n[dim]{escape(came)}[/]" if came else ""),
         )
     Console().print(table)
 

@@ -61,7 +61,15 @@ def test_what_was_moved_is_counted_from_the_segments(found):
 
 def test_every_second_of_a_cell_is_accounted_for(found):
     for cell in found.cells:
-        parts = cell.rollout + cell.in_training + cell.changing + cell.publishing + cell.starting + cell.parked
+        parts = (
+            cell.rollout
+            + cell.in_training
+            + cell.changing
+            + cell.publishing
+            + cell.starting
+            + cell.parked
+            + cell.retired
+        )
         assert parts == pytest.approx(found.records.end - T0)
     assert sum(cell.training for cell in found.cells) == pytest.approx(
         found.totals.trained_free + found.totals.trained_full

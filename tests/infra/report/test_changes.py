@@ -42,6 +42,11 @@ def test_a_move_that_fails(result, role):
     assert roles.at(8) == {1: role}
 
 
+def test_a_cell_that_leaves_the_fleet():
+    roles = Roles([*BOOTED, change("retire", 5, 6)], [Boot(1, 0)], 9)
+    assert [role for role, _, _ in roles_of(roles)] == ["starting", "rollout", "retiring", "retired"]
+
+
 def test_a_boot_in_the_middle_of_a_move_counts_for_more_than_its_end():
     roles = Roles([*BOOTED, change("to_training", 5, 8), change("boot", 8, 9)], [Boot(1, 0), Boot(1, 6)], 10)
     assert roles_of(roles)[2:] == [("to_training", 5, 6), ("starting", 6, 9), ("rollout", 9, 10)]

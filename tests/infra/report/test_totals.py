@@ -64,7 +64,7 @@ def test_training_is_gained_while_the_slots_left_cover_the_work():
     assert (found.trained_free, found.trained_full) == pytest.approx(
         (4.0, 5.0)
     )  # from 30 s on, 9 executions on 4 slots
-    assert found.changing == pytest.approx({"to_training": 2.0, "to_rollout": 3.0})
+    assert found.changing == pytest.approx({"to_training": 2.0, "to_rollout": 3.0, "retire": 0.0})
     assert found.net == pytest.approx(-1.0)
     assert (found.requests_moved, found.executions_rerouted, found.weights_bytes) == (1, 3, 700)
     assert (found.pause_seconds, found.kv_tokens_reused, found.kv_tokens_recomputed) == pytest.approx((1.5, 60, 40))
@@ -117,7 +117,7 @@ def test_every_second_is_counted_once(served, claimed, out, asked):
     for cell in found.cells:
         parts = (cell.serving, cell.idle, cell.unused, cell.training, cell.updating, cell.waiting)
         assert min(parts) >= 0
-        rest = cell.changing + cell.publishing + cell.starting + cell.parked
+        rest = cell.changing + cell.publishing + cell.starting + cell.parked + cell.retired
         assert sum(parts) + rest == pytest.approx(60.0)
     totals = found.totals
     assert totals.trained_free + totals.trained_full == pytest.approx(sum(cell.training for cell in found.cells))
