@@ -46,10 +46,8 @@ class Boot:
 
 @dataclass(frozen=True)
 class Span:
-    """A cell in one role: starting, rollout, publishing, to_training, training, to_rollout, parked, retiring or retired.
-
-    (`publishing`: in rollout, but its door is closed while new weights are loaded.)
-    """
+    """A cell in one role: starting, rollout, to_training, training, to_rollout, parked, retiring, retired; or
+    publishing: in rollout, its door closed while new weights are loaded."""
 
     cell: int
     begin: float
