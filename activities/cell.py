@@ -35,6 +35,13 @@ class Stream(Protocol):
 class WeightsProof(Protocol):
     """How an engine shows which weights it holds."""
 
+    def expect(self, folder: Path, weights: Weights) -> None:
+        """Work out beforehand what `verify` will compare with: it may be asked for while an engine is still loading.
+
+        Raises VersionMismatch unless `folder` holds what `weights` promises. Blocks while hashing.
+        """
+        ...
+
     def verify(self, folder: Path, weights: Weights, reported_total: str, reported: dict[str, str]) -> None:
         """Raises VersionMismatch unless what the engine reported is what `folder` holds and `weights` promises."""
         ...

@@ -46,7 +46,11 @@ class WeightsActivities:
         try:
             await self._verify(request.weights)
         except VersionMismatch:
-            await self._cell.engine.update_weights_from_disk(str(folder), str(request.weights.version))
+            # What the engine must report is hashed here while it loads.
+            await asyncio.gather(
+                self._cell.engine.update_weights_from_disk(str(folder), str(request.weights.version)),
+                asyncio.to_thread(self._cell.proof.expect, folder, request.weights),
+            )
             self._loaded_bytes = {request.lease: await asyncio.to_thread(_weights_bytes, folder)}
             if self._cell.linker is None:
                 await self._cell.engine.flush_cache(2.0)
@@ -90,7 +94,9 @@ class WeightsActivities:
         folder = self._folders.get(weights.version)
         if folder is None:
             raise VersionMismatch(f"version {weights.version} was not loaded by this boot of the cell")
-        reported = await self._cell.engine.weights_checksum()
+        reported, _ = await asyncio.gather(
+            self._cell.engine.weights_checksum(), asyncio.to_thread(self._cell.proof.expect, folder, weights)
+        )
         await asyncio.to_thread(self._cell.proof.verify, folder, weights, reported.total, dict(reported.tensors))
 
     async def _folder(self, weights: Weights, lease: int) -> Path:

@@ -29,6 +29,9 @@ class FileProof:
     def __init__(self, *, sound: bool = True) -> None:
         self.sound = sound
 
+    def expect(self, folder: Path, weights: Weights) -> None:
+        pass
+
     def verify(self, folder: Path, weights: Weights, reported_total: str, reported: dict[str, str]) -> None:
         digest = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
         if digest != reported_total or not self.sound:
@@ -72,7 +75,8 @@ async def test_running_requests_go_on_with_the_new_weights(engine, tmp_path):
     asking = asyncio.create_task(request(engine))
     await speaking(engine)
     generation = engine.running[0]
-    swapped = await ActivityEnvironment().run(WeightsActivities(cell).swap_weights, LOAD)
+    activities = WeightsActivities(cell)
+    swapped = await ActivityEnvironment().run(activities.swap_weights, LOAD)
     assert swapped.bytes == sum(file.stat().st_size for file in (tmp_path / "new").glob("*.safetensors")) > 0
     assert (engine.paused, cell.paused, engine.version) == (None, False, "0")
     assert engine.running == [generation]  # the very same: nothing was cut
@@ -82,7 +86,7 @@ async def test_running_requests_go_on_with_the_new_weights(engine, tmp_path):
     assert old["end"] >= 3
     assert engine.counts["aborted"] == 0
     before = engine.checksum
-    again = await ActivityEnvironment().run(WeightsActivities(cell).swap_weights, LOAD)  # as after a lost answer
+    again = await ActivityEnvironment().run(activities.swap_weights, LOAD)  # as after a lost answer
     assert again == swapped
     assert (engine.checksum, engine.paused) == (before, None)
 

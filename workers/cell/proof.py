@@ -19,14 +19,22 @@ class SglangProof:
     def __init__(self) -> None:
         self._known: tuple[Weights, EngineChecksum] | None = None
 
+    def expect(self, folder: Path, weights: Weights) -> None:
+        """See WeightsProof."""
+        self._expected(folder, weights)
+
     def verify(self, folder: Path, weights: Weights, reported_total: str, reported: dict[str, str]) -> None:
         """Raises VersionMismatch unless folder, promise and engine agree. Blocks while hashing."""
-        if self._known is None or self._known[0] != weights:
+        verify_weights(EngineChecksum(tensors=reported, total=reported_total), self._expected(folder, weights))
+
+    def _expected(self, folder: Path, weights: Weights) -> EngineChecksum:
+        known = self._known
+        if known is None or known[0] != weights:
             tensors = load_weights(folder)
             _require(folder, weights_checksum(tensors), weights)
             tied = Architecture.from_folder(folder).tied
-            self._known = (weights, engine_checksums(tensors, tied_embeddings=tied))
-        verify_weights(EngineChecksum(tensors=reported, total=reported_total), self._known[1])
+            known = self._known = (weights, engine_checksums(tensors, tied_embeddings=tied))
+        return known[1]
 
 
 class PacedProof:
@@ -34,6 +42,9 @@ class PacedProof:
 
     Works without torch: many paced cells fit one machine.
     """
+
+    def expect(self, folder: Path, weights: Weights) -> None:
+        """Nothing that would be worth doing beforehand."""
 
     def verify(self, folder: Path, weights: Weights, reported_total: str, reported: dict[str, str]) -> None:
         """Raises VersionMismatch unless the file's hash is the reported one."""
