@@ -13,7 +13,7 @@ checkpoint is ever overwritten; the committed one is never pruned. What the file
 import logging
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from infra.checkpoints import manifest
@@ -72,14 +72,14 @@ class CheckpointStore:
 
         Raises CheckpointUnusable if there is none.
         """
-        for checkpoint in reversed(self.list()):
+        for checkpoint in self._newest_first():
             if _verifies(checkpoint):
                 return checkpoint
         raise CheckpointUnusable(f"{self.root} holds no complete checkpoint")
 
     def find(self, version: int, checksum: str | None = None) -> Checkpoint:
         """The newest verified checkpoint of `version` (and `checksum`, if given). Raises CheckpointUnusable."""
-        for checkpoint in reversed(self.list()):
+        for checkpoint in self._newest_first():
             wanted = checkpoint.meta.version == version and checksum in (None, checkpoint.meta.checksum)
             if wanted and _verifies(checkpoint):
                 return checkpoint
@@ -131,6 +131,11 @@ class CheckpointStore:
         for folder in (*leftovers, *self.root.glob(f"{_DRAFT}*")):
             _remove(folder)
 
+    def _newest_first(self) -> Iterator[Checkpoint]:
+        for reason in self.broken().values():
+            log.warning("checkpoint passed over: %s", reason)
+        yield from reversed(self.list())
+
     def _folders(self) -> "list[Path]":
         if not self.root.is_dir():
             return []
@@ -144,8 +149,7 @@ class CheckpointStore:
 def _read(folder: Path) -> Checkpoint | None:
     try:
         return manifest.read(folder)
-    except CheckpointUnusable as reason:
-        log.warning("passed over: %s", reason)
+    except CheckpointUnusable:
         return None
 
 

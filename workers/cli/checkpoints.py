@@ -93,7 +93,7 @@ def checkpoints_verify(run: str | None = None, version: int | None = None, /, *,
         for damage in damages or [{"file": "all", "fault": "[green]whole[/]"}]:
             table.add_row(name, escape(damage["file"]), damage["fault"] if not damages else escape(damage["fault"]))
     for name, reason in broken.items():
-        table.add_row(name, "", escape(reason))
+        table.add_row(name, "", escape(reason.removeprefix(f"{name}: ")))
     if fault:
         table.add_row("", COMMITTED, escape(fault))
     console.print(table if table.row_count else f"run {manifest.run} has no checkpoint yet")
@@ -194,7 +194,7 @@ def _facts(checkpoint: Checkpoint, committed: str | None) -> dict[str, Any]:
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     ledger = row["ledger"]
     cells = sorted({entry["cell"] for entry in ledger["micro_steps"]})
-    made = f"{len(ledger['micro_steps'])} micro-steps of cells {', '.join(map(str, cells))}, V = "
+    made = f"{len(ledger['micro_steps'])} micro-steps (cells {', '.join(map(str, cells))}), V "
     positions = [f"{name.removeprefix('position/')}: {at}" for name, at in row["counters"].items() if "/" in name]
     return (
         str(row["version"]),

@@ -85,7 +85,7 @@ class TestList:
         for part in (
             "v00000001-a0001",
             "r/batch/first/1",
-            "2 micro-steps of cells 0, 2, V = 4",
+            "2 micro-steps (cells 0, 2), V 4",
             "demo: 6",
             "0123456789ab",
         ):

@@ -1,8 +1,9 @@
 """kill -9 of the core's actor at ten random points, also in the middle of writing a checkpoint: nothing is lost,
 nothing is trained twice, and the weights are those of the run that nobody disturbed, to the last bit.
 
-Recorded trajectories, packed by the product's own packer; one cell, one thread. Here the newest checkpoint that
-verifies decides where to go on, and what its ledgers name is what has been trained.
+Field cases 52 and 53: the sample position never runs ahead of what was trained, and version, optimizer steps and
+counters come back together. Recorded trajectories, packed by the product's own packer; one cell, one thread. Here the
+newest checkpoint that verifies decides where to go on, and what its ledgers name is what has been trained.
 """
 
 import asyncio
