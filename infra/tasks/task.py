@@ -21,6 +21,8 @@ from workflows.messages.base import Message
 from workflows.messages.errors import InvalidTask
 
 _CONTAINER_FILES = ("Dockerfile", "docker-compose.yaml", "docker-compose.yml", "compose.yaml")
+_UNREADABLE = (IsADirectoryError, PermissionError)
+"""What no retry changes."""
 _SUFFIXES = {"K": 1 / 1024, "M": 1, "G": 1024, "T": 1024 * 1024}
 
 
@@ -97,6 +99,8 @@ def _table(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise InvalidTask(f"missing in {path.parent}", field="task.toml") from None
+    except _UNREADABLE as error:
+        raise InvalidTask(f"cannot be read: {error}", field="task.toml") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InvalidTask(f"is not TOML: {error}", field="task.toml") from None
 
@@ -141,6 +145,8 @@ def _instruction(path: Path) -> str:
         text = path.read_bytes().decode("utf-8")
     except FileNotFoundError:
         raise InvalidTask(f"missing in {path.parent}", field="instruction.md") from None
+    except _UNREADABLE as error:
+        raise InvalidTask(f"cannot be read: {error}", field="instruction.md") from None
     except UnicodeDecodeError as error:
         raise InvalidTask(f"is not UTF-8: {error}", field="instruction.md") from None
     if not text.strip():

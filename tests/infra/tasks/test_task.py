@@ -95,6 +95,16 @@ def test_a_missing_file_is_named(folder, missing):
     assert refused.value.field == missing
 
 
+@pytest.mark.parametrize("there", ["task.toml", "instruction.md", "tests/test.sh"])
+def test_a_folder_in_the_place_of_a_file_is_named(folder, there):
+    """And not tried again: no retry turns it into a file."""
+    (folder / there).unlink()
+    (folder / there).mkdir()
+    with pytest.raises(InvalidTask) as refused:
+        load_task(folder)
+    assert refused.value.field == there
+
+
 def test_an_instruction_that_says_nothing(folder):
     (folder / "instruction.md").write_text(" \n")
     with pytest.raises(InvalidTask, match=r"instruction\.md"):
