@@ -60,7 +60,7 @@ class TrainingActor:
         self._weights = WeightsState()
         self._flow = MicroStepFlow(settings, self._books, self._weights, self._stream, self._buffer)
         self._snapshots = Snapshots(self._model, self._endpoint, settings.boot_epoch)
-        self._groups = PrefixGroups(settings.cell)
+        self._groups = PrefixGroups(settings.cell, self._endpoint.host)
         self._gradients: GradientBuffer | None = None
         self._optimizer: CoreOptimizer | None = None
         self._updates: Updates | None = None

@@ -29,10 +29,10 @@ PIECE_ELEMENTS = 1 << 24
 
 
 class PrefixGroups:
-    """Of one actor. One caller, the compute thread."""
+    """Of the actor of `cell` on `host`. One caller, the compute thread."""
 
-    def __init__(self, cell: int) -> None:
-        self._cell = cell
+    def __init__(self, cell: int, host: str) -> None:
+        self._cell, self._host = cell, host
         self._store: TCPStore | None = None
         self._generation = 0
         self._groups: dict[str, Any] = {}
@@ -41,8 +41,8 @@ class PrefixGroups:
     def meeting(self) -> str:
         """``host:port/generation``: where members of the core's groups meet. The core's; made when first asked for."""
         if self._store is None:
-            self._store = TCPStore("127.0.0.1", 0, None, is_master=True, wait_for_workers=False)
-        return f"127.0.0.1:{self._store.port}/{self._generation}"
+            self._store = TCPStore(self._host, 0, None, is_master=True, wait_for_workers=False)
+        return f"{self._host}:{self._store.port}/{self._generation}"
 
     def contribute(self, group: CombineGroup, flat: Tensor) -> None:
         """A satellite's part: hand `flat` [elements] to the core. Raises TransferFailed if the group breaks."""
