@@ -78,6 +78,7 @@ def check_groups(
     groups: dict[str, GroupFact] = {}
     group_of: dict[str, str] = {}
     by_sequence: dict[int, str] = {}
+    methods = _advantage_methods(engine)
     for row in stream(engine, select(schema.groups).order_by(schema.groups.c.sequence, schema.groups.c.group_id)):
         other = by_sequence.setdefault(row.sequence, row.group_id)
         findings.expect(other == row.group_id, "sequence-repeated", row.group_id, f"{row.sequence}, as {other}")
@@ -88,7 +89,7 @@ def check_groups(
         _check_complete(findings, row, executions, expected[row.burst, row.group_index])
         _check_members(findings, row, executions)
         _check_staleness(findings, row, executions, committed.get(row.batch or ""))
-        groups[row.group_id] = _fact(findings, row, method)
+        groups[row.group_id] = _fact(findings, row, method or methods.get(row.burst))
     _check_membership(findings, groups, committed, shuffled)
     _check_passed_over(findings, groups, batches, cancelled)
     findings.figures["unrecorded_executions"] = len(group_of.keys() - executions.keys())
@@ -132,6 +133,13 @@ def _check_staleness(
     findings.expect(row.admitted_version <= batch.version_before, "staleness-negative", row.group_id, detail)
     detail += f"; its batch trained {batch.version_before}"
     findings.expect(row.consumed_version == batch.version_before, "consumed-version", row.group_id, detail)
+
+
+def _advantage_methods(engine: Engine) -> dict[str, str]:
+    """Burst -> its way of making advantages, from the settings its batches were opened with."""
+    table = schema.batches
+    rows = stream(engine, select(table.c.burst, table.c.settings).where(table.c.settings.is_not(None)))
+    return {row.burst: row.settings["advantage"] for row in rows if row.settings and "advantage" in row.settings}
 
 
 def _fact(findings: Findings, row: Row, method: str | None) -> GroupFact:

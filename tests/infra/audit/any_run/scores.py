@@ -52,6 +52,12 @@ def advantage_over_another_deviation(run: SyntheticRun) -> None:
     change_members(run, group(run), 0, advantage=group(run)["members"][0]["advantage"] * 1.2)
 
 
+@plants("advantage-differs")
+def advantages_of_another_method_than_the_bursts(run: SyntheticRun) -> None:
+    settings = batch(run).get("settings") or {}
+    change(run, schema.batches, batch(run), settings=settings | {"advantage": "dr_grpo"})
+
+
 @plants("signal-differs")
 def group_with_signal_left_out(run: SyntheticRun) -> None:
     change(run, schema.groups, group(run), no_signal="equal_rewards")

@@ -244,4 +244,7 @@ def batch_left_weights_that_no_update_made(run: SyntheticRun) -> None:
 
 @plants("checksum-differs")
 def gradient_computed_with_torn_weights(run: SyntheticRun) -> None:
-    change(run, schema.claims, claim(run), checksum="e" * 64)
+    last = batches(run)[-1]
+    counted = last["accepted"][0]
+    key = {"batch": last["batch"], "micro_step": counted["index"], "attempt": counted["attempt"]}
+    run.change(schema.claims, key, checksum="e" * 64)

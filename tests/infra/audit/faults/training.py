@@ -199,6 +199,11 @@ def failure_entered_the_statistics_as_zero(run: SyntheticRun) -> None:
         change_member(run, "first/0001", member, advantage=advantage)
 
 
+@plants("advantage-differs")
+def advantages_of_another_method_than_the_bursts(run: SyntheticRun) -> None:
+    run.change(schema.batches, {"batch": BATCH}, settings={"advantage": "rloo"})
+
+
 @plants("signal-differs")
 def group_of_equal_rewards_with_signal(run: SyntheticRun) -> None:
     run.change(schema.groups, {"group_id": "first/0002"}, no_signal=None)
