@@ -1,0 +1,75 @@
+"""A stack that grows by a cell and gives one back in mid-burst; real processes, paced engines and trainers."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from sqlalchemy import select
+
+from infra.audit import audit_run
+from infra.records.schema import executions, segments, transitions
+from infra.settings.run import load_run
+from tests.integration.conftest import Run
+from tests.integration.scene import burst, paced_fleet
+from workers.supervisor import LocalStack
+from workflows.messages import ids
+from workflows.messages.fleet import CellSpec, Elasticity, OfferCell, ReclaimCell
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.asyncio(loop_scope="module")]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def run(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Run]:
+    folder = tmp_path_factory.mktemp("elastic")
+    fleet = paced_fleet(folder, run="elastic", cells=2).model_copy(update={"trainer": "paced"})
+    async with LocalStack(fleet, folder / "run") as stack:
+        await stack.ready(timeout_seconds=300)
+        yield Run(stack)
+
+
+async def present(run: Run, *cells: int) -> None:
+    """Wait until the stack runs workers for exactly these cells."""
+    wanted = {ids.engine_id(cell) for cell in cells}
+    async with asyncio.timeout(120):
+        while {name for name, pid in run.stack.processes().items() if name.startswith("cell-") and pid} != wanted:
+            await asyncio.sleep(0.3)
+
+
+async def test_a_cell_joins_and_another_leaves_in_mid_burst(run: Run) -> None:
+    scheduler = run.client.get_workflow_handle(ids.scheduler_id("elastic"))
+    await run.rested()
+    handle = await run.start(burst("elastic", steps=3))
+    offer = OfferCell(cell=CellSpec(index=2, engine="paced", slots=4, kv_tokens=16384))
+    await scheduler.execute_update("offer_cell", offer)
+    await present(run, 0, 1, 2)
+    await run.until(lambda state: any(cell.index == 2 and cell.serving for cell in state.cells), "cell 2 serves")
+    await scheduler.execute_update("reclaim_cell", ReclaimCell(cell=1, deadline_seconds=20))
+    await run.until(lambda state: [cell.index for cell in state.cells] == [0, 2], "cell 1 has left")
+    await present(run, 0, 2)
+    report = await handle.result()
+    assert (report["version"], len(report["steps"])) == (3, 3)
+    await handle_second(run)
+    elastic = await scheduler.query("elasticity", result_type=Elasticity)
+    assert [cell.index for cell in elastic.cells] == [0, 2]
+    assert elastic.costs["retire"].count == 1
+    with run.stack.records.connect() as connection:
+        rows = connection.execute(select(executions.c.outcome, executions.c.closed_at)).all()
+        assert len(rows) == 24 + 8
+        assert all(row.outcome == "scored" and row.closed_at is not None for row in rows)
+        retired = connection.execute(select(transitions).where(transitions.c.direction == "retire")).all()
+        assert [(row.cell, row.result) for row in retired] == [(1, "done")]
+        assert connection.execute(select(segments.c.cell).where(segments.c.cell == 2)).first(), "cell 2 served nobody"
+    manifest = load_run(Path(run.stack.run_dir))
+    assert (len(manifest.fleet.cells), manifest.gone) == (3, (1,))
+    audit = audit_run(Path(run.stack.run_dir), at_rest=True)
+    assert not audit.findings, audit.findings
+
+
+async def handle_second(run: Run) -> None:
+    """The fleet that is left carries another burst."""
+    await run.rested()
+    report = await (await run.start(burst("elastic", "second", steps=1))).result()
+    assert report["version"] == 4
+    await run.rested()
