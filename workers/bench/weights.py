@@ -271,7 +271,7 @@ async def _publish_round(cell: Cell, base: Path, number: int) -> PublishRound:
     """The core calls the same weights a new version; the satellite's cell publishes it to its engine."""
     version, core = number + 1, cell.peer_actor(0)
     try:
-        restored = await core.restore_base(RestoreBase(boot_epoch=1, lease_epoch=0, version=version))
+        restored = await core.restore_base(RestoreBase(boot_epoch=1, lease_epoch=0, version=version, checksum=None))
     finally:
         await core.close()
     weights = Weights(version=version, checksum=restored.checksum)

@@ -22,7 +22,6 @@ from workflows.messages.loss import LossSettings
 
 VOCABULARY = 5
 CONTEXT = 2
-REFERENCE = {"reference": "base"}
 
 
 @dataclass
@@ -155,7 +154,7 @@ def all_settings(draw: st.DrawFn) -> LossSettings:
         truncate_ratio=draw(st.one_of(st.none(), numbers(1, 3))),
         kl_weight=draw(st.sampled_from([0.0, 0.01, 0.5])),
         log_entropy=draw(st.booleans()),
-        **REFERENCE,
+        reference="base",
     )
 
 
@@ -205,7 +204,7 @@ def test_the_policy_itself_as_reference_changes_nothing() -> None:
     tokens, step, logits = some()
     logp = torch.log_softmax(logits, -1)[range(3), [token.id for token in tokens]]
     gradients = []
-    for settings, reference in ((LossSettings(), None), (LossSettings(kl_weight=0.7, **REFERENCE), logp)):
+    for settings, reference in ((LossSettings(), None), (LossSettings(kl_weight=0.7, reference="base"), logp)):
         leaf = logits.clone().requires_grad_()
         found = micro_step_loss(leaf, step, settings, reference)
         found.total.backward()
@@ -219,7 +218,7 @@ def test_a_reference_comes_with_its_name_and_never_without() -> None:
     with pytest.raises(InvalidInput, match=r"loss\.reference"):
         micro_step_loss(logits, step, LossSettings(), torch.zeros(3))
     with pytest.raises(InvalidInput, match=r"loss\.reference"):
-        micro_step_loss(logits, step, LossSettings(**REFERENCE))
+        micro_step_loss(logits, step, LossSettings(reference="base"))
 
 
 def test_what_is_not_finite_is_said_and_not_measured() -> None:
