@@ -90,7 +90,7 @@ def read_run(engine: Engine, fleet: Fleet) -> RecordedRun:
             reroute_seconds=0.0,
             boundary_seconds=_gap(by_burst, members),
         ),
-        variants=DEFAULT_VARIANTS,
+        variants=tuple(variant.model_copy(update={"shares": "claimed"}) for variant in DEFAULT_VARIANTS),
     )
     seconds = max(row.committed_at for row in done) - launched
     scenario = Scenario.model_validate(scenario.model_dump() | waiting)

@@ -46,6 +46,7 @@ class Simulation(Executions):
             self.env,
             self.ready,
             streaming=variant.streaming,
+            claims=variant.shares == "claimed",
             micro_steps=training.micro_steps_per_group,
             update_seconds=training.update_seconds,
             on_commit=self._committed,

@@ -7,7 +7,7 @@ more or fewer cells, so that variants with different cells are compared on equal
 import json
 import tomllib
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints, ValidationError, model_validator
 
@@ -90,6 +90,10 @@ class Variant(Message):
     policy: PolicyName
     streaming: bool = True
     shuffle: bool = Field(default=False, description="without streaming: all groups of a burst before its first step")
+    shares: Literal["fixed", "claimed"] = Field(
+        default="fixed",
+        description="without streaming: equal shares of a batch's groups, as published, or claimed, as in a live run",
+    )
     cells: int | None = Field(default=None, ge=1)
     split: int | None = Field(default=None, ge=1)
     burst_steps: int | None = Field(default=None, ge=1)

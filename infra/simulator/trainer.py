@@ -1,8 +1,8 @@
 """The training side of one simulated run: batches as streams of micro-steps that cells claim.
 
 Streaming: a training cell claims the next micro-step when it has room, whoever is there shares the batch. Without
-streaming the batch starts when all its groups are ready and the cells in training then get fixed, equal shares of its
-groups; whoever comes later waits for the next batch.
+streaming the batch starts when all its groups are ready; the cells in training then get fixed, equal shares of its
+groups, and whoever comes later waits for the next batch, or (`claims`) they claim as they do from a stream.
 """
 
 from collections import deque
@@ -48,11 +48,12 @@ class Trainer:
         ready: deque[ReadyGroup],
         *,
         streaming: bool,
+        claims: bool = False,
         micro_steps: int,
         update_seconds: float,
         on_commit: Callable[[Batch], None],
     ) -> None:
-        self._env, self.ready, self._streaming = env, ready, streaming
+        self._env, self.ready, self._streaming, self._claims = env, ready, streaming, claims
         self._micro_steps, self._update_seconds = micro_steps, update_seconds
         self._on_commit = on_commit
         self.batch: Batch | None = None
@@ -95,7 +96,7 @@ class Trainer:
         batch = self.batch
         if batch is None or batch.updating:
             return
-        if not self._streaming and batch.lists is None and not (may_start and self._distribute(batch)):
+        if not self._streaming and not self._has_begun(batch) and not (may_start and self._begin_whole(batch)):
             return
         for cell, at_work in self.cells.items():
             if not at_work:
@@ -110,11 +111,22 @@ class Trainer:
         left = batch.needed or batch.pending or batch.in_flight or any((batch.lists or {}).values())
         return not left and 0 in self.cells
 
-    def _distribute(self, batch: Batch) -> bool:
-        """Start a complete batch: groups go round over the cells that are there."""
+    def _has_begun(self, batch: Batch) -> bool:
+        return not batch.needed if self._claims else batch.lists is not None
+
+    def _begin_whole(self, batch: Batch) -> bool:
+        """Start a complete batch, if it is there."""
         # What a cell lost before is pending: it belongs to a batch that has started, and is done again.
         if 0 not in self.cells or not (batch.pending or len(self.ready) >= batch.needed):
             return False
+        if self._claims:
+            while batch.needed:
+                batch.pending.extend(self._cut(self._assign(batch)))
+            return True
+        return self._distribute(batch)
+
+    def _distribute(self, batch: Batch) -> bool:
+        """Groups go round over the cells that are there."""
         batch.lists = {cell: deque() for cell in sorted(self.cells)}
         order = list(batch.lists)
         for seconds in batch.pending:

@@ -13,7 +13,7 @@ from workers.supervisor.run_folder import CHECKOUT
 
 
 def bench(
-    part: Literal["heavy-tailed", "two-phases"] = "heavy-tailed",
+    part: Literal["heavy-tailed", "nl2repobench", "two-phases", "two-phases-noisy"] = "heavy-tailed",
     *,
     policies: list[str] | None = None,
     seeds: list[int] | None = None,
@@ -27,7 +27,8 @@ def bench(
     Parameters
     ----------
     part
-        `heavy-tailed`: waterlevel against async and colocate. `two-phases`: throughput against async.
+        `heavy-tailed`, `nl2repobench`: waterlevel against async and colocate. `two-phases`: throughput
+        against async. `two-phases-noisy`: throughput, with everything that is measured off by 30%.
     policies
         Which ones; all of the part without it.
     seeds

@@ -115,7 +115,8 @@ def _add_batch(connection, burst: str, step: int, opened: float) -> None:
                 target_tokens=1,
             )
         )
-        for attempt, seconds in ((1, 100.0), (2, 6.0)):  # the first attempt was lost
+        # The first attempt was lost; both are claimed at once, and the cell computes one after the other.
+        for attempt, seconds in ((1, 100.0), (2, 6.0 * (group + 1))):
             connection.execute(
                 insert(schema.claims).values(
                     batch=name,
@@ -158,6 +159,27 @@ def test_numbers_of_the_run_are_read(recorded: Engine) -> None:
     assert told.training.update_seconds == pytest.approx(2.0 + 8.0)
     assert run.groups == 10
     assert run.seconds == pytest.approx(START + 100 + 60 + 12 - (START + 0.5))
+
+
+def test_starting_executions_takes_what_the_first_wave_took(recorded: Engine) -> None:
+    """Six slots fill half a second apart; what a slot then stands empty is another matter."""
+    run = read_run(recorded, FLEET)
+    assert run.scenario.engines.launch_seconds == pytest.approx(0.5)
+    assert run.scenario.training.micro_steps_per_group == 1
+
+
+def test_groups_weigh_what_they_trained(recorded: Engine) -> None:
+    with recorded.begin() as connection:
+        table = schema.claims
+        connection.execute(table.update().where(table.c.batch == "r/batch/a/0", table.c.micro_step == 0).values(cell=1))
+        connection.execute(
+            table.update()
+            .where(table.c.batch == "r/batch/a/0", table.c.micro_step == 1, table.c.attempt == 2)
+            .values(done_at=START + 40 + 18.0)
+        )
+    run = read_run(recorded, FLEET)
+    light, heavy = run.workload.group(0)[0].weight, run.workload.group(1)[0].weight
+    assert heavy == pytest.approx(3 * light)
 
 
 def test_model_and_tool_time_come_from_the_calls(recorded: Engine) -> None:

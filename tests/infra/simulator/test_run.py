@@ -238,6 +238,31 @@ def _moves_by_phase(result: Any) -> tuple[int, int]:
     return sum(at < change for at in planned), sum(at >= change for at in planned)
 
 
+def test_without_streaming_cells_claim_or_have_shares() -> None:
+    """Three groups on four cells: whole groups leave a cell idle, claimed micro-steps do not."""
+    groups = [[Work(10.0, 0.5, 1.0)] * 4] * 3
+    told = scenario(groups_per_step=3, steps=6, training=TrainingModel(step_seconds=60, micro_steps_per_group=4))
+    seconds = {
+        shares: Simulation(told, variant("colocate", streaming=False, shares=shares), Recorded(groups)).run().seconds
+        for shares in ("fixed", "claimed")
+    }
+    assert seconds["claimed"] < 0.9 * seconds["fixed"]
+
+
+def test_executions_start_one_after_the_other() -> None:
+    groups = [[Work(10.0, 0.5, 1.0)] * 4] * 4
+    quick, slow = (
+        Simulation(
+            scenario(steps=1, staleness=0.0, engines=Engines(slots=32, slowdown=0.0, launch_seconds=seconds)),
+            variant("async", split=1),
+            Recorded(groups),
+        ).run()
+        for seconds in (0.0, 0.5)
+    )
+    # The last of sixteen starts seven and a half seconds after the first, which itself takes half a second.
+    assert slow.steps[0].last_ready_at - quick.steps[0].last_ready_at == pytest.approx(8.0)
+
+
 def test_recorded_groups_come_round_again() -> None:
     groups = [[Work(10.0, 0.5, 1.0)], [Work(20.0, 0.5, 1.0)]]
     assert [Recorded(groups).group(index)[0].seconds for index in range(4)] == [10.0, 20.0, 10.0, 20.0]

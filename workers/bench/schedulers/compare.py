@@ -36,32 +36,44 @@ class Part(Message):
     predicted: bool = True
 
 
-PARTS = {
-    "heavy-tailed": Part(
-        name="heavy-tailed",
-        workloads=("heavy-tailed",),
-        subject="waterlevel",
-        policies={
-            "waterlevel": PolicySettings(name="waterlevel", **_SCALED),
-            "async": PolicySettings(name="async", streaming=False, **_SCALED),
-            "colocate": PolicySettings(name="colocate", streaming=False, **_SCALED),
-            "async-streaming": PolicySettings(name="async", **_SCALED),
-        },
-        least={"async": 1.3, "colocate": 1.3},
-    ),
-    "two-phases": Part(
-        name="two-phases",
-        workloads=("two-phases", "two-phases-noisy"),
-        subject="throughput",
-        policies={
-            "throughput": PolicySettings(name="throughput", throughput=_QUICK, **_SCALED),
-            "async": PolicySettings(name="async", **_SCALED),
-        },
-        least={"async": 1.25},
-        most_moves=2,
-    ),
+_PUBLISHED = {
+    "waterlevel": PolicySettings(name="waterlevel", **_SCALED),
+    "async": PolicySettings(name="async", streaming=False, **_SCALED),
+    "colocate": PolicySettings(name="colocate", streaming=False, **_SCALED),
+    "async-streaming": PolicySettings(name="async", **_SCALED),
 }
-DEFAULT_POLICIES = {"heavy-tailed": ("waterlevel", "async", "colocate"), "two-phases": ("throughput", "async")}
+PARTS = {
+    **{
+        name: Part(
+            name=name,
+            workloads=(name,),
+            subject="waterlevel",
+            policies=_PUBLISHED,
+            least={"async": 1.3, "colocate": 1.3},
+        )
+        for name in ("heavy-tailed", "nl2repobench")
+    },
+    **{
+        name: Part(
+            name=name,
+            workloads=(name,),
+            subject="throughput",
+            policies={
+                "throughput": PolicySettings(name="throughput", throughput=_QUICK, **_SCALED),
+                "async": PolicySettings(name="async", **_SCALED),
+            },
+            least={"async": 1.25} if name == "two-phases" else {},
+            most_moves=2,
+        )
+        for name in ("two-phases", "two-phases-noisy")
+    },
+}
+DEFAULT_POLICIES = {
+    "heavy-tailed": ("waterlevel", "async", "colocate"),
+    "nl2repobench": ("waterlevel", "async", "colocate"),
+    "two-phases": ("throughput", "async"),
+    "two-phases-noisy": ("throughput",),
+}
 
 
 async def compare(

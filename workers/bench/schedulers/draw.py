@@ -33,22 +33,35 @@ class Phase:
     training_seconds: float
 
 
-PHASES = (Phase(12.0, 0.2), Phase(1.2, 1.6))
-"""The simulator's two phases (30 minutes and 1 minute a step; a tenth and eight times that), 150 s to the second."""
+PHASES = (Phase(10.0, 1 / 6), Phase(1.0, 8 / 6))
+"""The simulator's two phases (30 minutes and 1 minute a step; a tenth and eight times that), 180 s to the second."""
 
 
-def heavy_tailed(seed: int, *, mean_seconds: float = 24.0, groups_per_step: int = 3) -> Workload:
-    """The published 122B setting at E[d] = 1 as it was fitted, an hour in `mean_seconds` / 1.93 seconds."""
+def heavy_tailed(seed: int) -> Workload:
+    """What the simulator reads into the published DeepSWE and TerminalBench ratios, at E[d] = 1: a quarter of
+    NL2RepoBench's mean, twice its spread."""
+    return published("heavy-tailed", seed, mean_hours=MEAN_HOURS / 4, spread=2.0, hour_seconds=24.0)
+
+
+def nl2repobench(seed: int) -> Workload:
+    """The published 122B setting on NL2RepoBench at E[d] = 1, as it was fitted."""
+    return published("nl2repobench", seed, mean_hours=MEAN_HOURS, spread=1.0, hour_seconds=12.0)
+
+
+def published(name: str, seed: int, *, mean_hours: float, spread: float, hour_seconds: float) -> Workload:
+    """The 122B setting with a quarter of its groups a step; an hour takes `hour_seconds`."""
     fit, _ = load_fit()
-    cells, size, steps = 8, fit.executions_per_group, 3
+    cells, size, steps, groups_per_step = 8, fit.executions_per_group, 3, 4
     shape = shape_of(size, MEAN_HOURS, LONGEST_HOURS, LONG_SHARE)
-    random = Random(f"heavy-tailed/{seed}")
-    factors = stratified(random, groups_per_step * steps, size, shape)
-    groups = [[execution(random, mean_seconds * factor) for factor in group] for group in factors]
-    per_execution = fit.step_hours / MEAN_HOURS * mean_seconds * cells / (groups_per_step * size)
+    wide = Shape(query_sigma=shape.query_sigma * spread, execution_sigma=shape.execution_sigma * spread)
+    random = Random(f"{name}/{seed}")
+    factors = stratified(random, groups_per_step * steps, size, wide)
+    seconds = mean_hours * hour_seconds
+    groups = [[execution(random, seconds * factor) for factor in group] for group in factors]
+    per_execution = fit.step_hours * hour_seconds * cells / (groups_per_step * size)
     return Workload(
-        name="heavy-tailed",
-        about=f"122B on NL2RepoBench at E[d] = 1 as fitted; 1.93 h are {mean_seconds:g} s",
+        name=name,
+        about=f"mean {mean_hours:.3g} h, spread {spread:g} of NL2RepoBench's; an hour takes {hour_seconds:g} s",
         seed=seed,
         cells=cells,
         slots=round(fit.capacity * groups_per_step * size / cells),
@@ -67,7 +80,7 @@ def two_phases(seed: int, *, noise: float = 0.0) -> Workload:
     With `noise` durations and training of every update are off by a log-normal factor of that width, each its own: so
     whatever is measured is.
     """
-    cells, groups_per_step, size, updates = 8, 2, 4, 6
+    cells, groups_per_step, size, updates = 8, 8, 2, 30
     random = Random(f"two-phases/{seed}")
     shape = Shape(query_sigma=0.2, execution_sigma=0.3)
     groups: list[tuple[Execution, ...]] = []
@@ -140,8 +153,10 @@ def rewarded(group: Sequence[Execution]) -> tuple[Execution, ...]:
 
 def main() -> None:
     for seed in SEEDS:
-        for workload in (heavy_tailed(seed), two_phases(seed), two_phases(seed, noise=NOISE)):
+        for workload in (heavy_tailed(seed), nl2repobench(seed)):
             save_workload(FILES / f"{workload.name}-{seed}.json", workload)
+    for workload in (two_phases(0), two_phases(0, noise=NOISE)):
+        save_workload(FILES / f"{workload.name}-0.json", workload)
 
 
 if __name__ == "__main__":

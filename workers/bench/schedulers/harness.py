@@ -1,54 +1,55 @@
-"""The harness of a comparison: reads its plan from its workspace, asks the model, waits as its tools would.
+"""What stands for harnesses in a comparison: asks the model as the plan says, and waits as tools would.
 
-Run as ``python -S -E harness.py`` by the adapter `command`. Light on purpose, the standard library's small modules
-alone: many of them share two cores with everything that is measured.
+A harness of its own process costs a processor second to launch, follow and grade, whatever its pace; dozens of those
+would measure two cores instead of a scheduler. So these run in the host's event loop, over real connections to the
+proxy, each with its execution's token.
 """
 
+import asyncio
 import json
-import os
-import socket
-import sys
-import time
+from collections.abc import Sequence
 
 FILLER = "~"
 """One token of the workload's tokenizer, however often it is repeated."""
 
+PlannedTurn = tuple[int, int, float]
+"""Tokens of the message, tokens of the answer, seconds of the tool after it."""
 
-def main() -> None:
-    workspace = os.environ["GYRE_WORKSPACE"]
-    member = int(os.path.basename(os.path.dirname(workspace)))
-    with open(os.path.join(workspace, "plan.json"), encoding="utf-8") as file:
-        turns = json.load(file)[member]
-    host, port, path = endpoint(os.environ["OPENAI_BASE_URL"])
+
+async def carry_out(endpoint: str, turns: Sequence[PlannedTurn]) -> int:
+    """One conversation at ``http://host:port/x/<token>``; returns how many calls it made. Raises ConnectionError."""
+    host, port, path = address(endpoint)
     messages: list[dict[str, str]] = []
     for asked, answer, tool_seconds in turns:
         messages.append({"role": "user", "content": f"say {answer} {FILLER * asked}"})
-        body = {"model": os.environ["OPENAI_MODEL"], "messages": messages, "max_tokens": answer + 8}
-        messages.append({"role": "assistant", "content": said(post(host, port, path, json.dumps(body).encode()))})
-        time.sleep(tool_seconds)
+        body = {"model": "policy", "messages": messages, "max_tokens": answer + 8}
+        messages.append({"role": "assistant", "content": said(await post(host, port, path, json.dumps(body).encode()))})
+        await asyncio.sleep(tool_seconds)
+    return len(turns)
 
 
-def endpoint(url: str) -> tuple[str, int, str]:
-    """Host, port and path of the chat completions below an ``http://host:port/...`` URL."""
-    host, _, rest = url.removeprefix("http://").partition("/")
+def address(endpoint: str) -> tuple[str, int, str]:
+    """Host, port and path of the chat completions below `endpoint`."""
+    host, _, rest = endpoint.removeprefix("http://").partition("/")
     name, _, port = host.partition(":")
-    return name, int(port or 80), f"/{rest}/chat/completions"
+    return name, int(port or 80), f"/{rest}/v1/chat/completions"
 
 
-def post(host: str, port: int, path: str, body: bytes) -> bytes:
-    """One request on a connection of its own; the answer's body. Exits when it is not a success."""
+async def post(host: str, port: int, path: str, body: bytes) -> bytes:
+    """One request on a connection of its own; the answer's body. Raises ConnectionError when it is not a success."""
     head = (
         f"POST {path} HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Type: application/json\r\n"
         f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
     )
-    with socket.create_connection((host, port)) as connection:
-        connection.sendall(head.encode() + body)
-        parts = []
-        while part := connection.recv(1 << 16):
-            parts.append(part)
-    headers, _, content = b"".join(parts).partition(b"\r\n\r\n")
+    reader, writer = await asyncio.open_connection(host, port)
+    try:
+        writer.write(head.encode() + body)
+        answer = await reader.read()
+    finally:
+        writer.close()
+    headers, _, content = answer.partition(b"\r\n\r\n")
     if b" 200 " not in headers.split(b"\r\n", 1)[0]:
-        sys.exit(f"the model answered {headers[:200]!r} {content[:500]!r}")
+        raise ConnectionError(f"the model answered {headers[:200]!r} {content[:500]!r}")
     return unchunked(content) if b"transfer-encoding: chunked" in headers.lower() else content
 
 
@@ -66,7 +67,3 @@ def unchunked(content: bytes) -> bytes:
 
 def said(answer: bytes) -> str:
     return json.loads(answer)["choices"][0]["message"]["content"] or ""
-
-
-if __name__ == "__main__":
-    main()

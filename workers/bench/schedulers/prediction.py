@@ -8,18 +8,18 @@ those that were measured there, and every policy's time is predicted from them.
 from infra.simulator.compare import at_best_split
 from infra.simulator.recorded import RecordedRun
 from infra.simulator.run import simulate
-from infra.simulator.scenario import Durations, Engines, Scenario, TrainingModel, Transitions, Variant
+from infra.simulator.scenario import Durations, Engines, Scenario, Telemetry, TrainingModel, Transitions, Variant
 from infra.simulator.workload import Recorded, Work
 from workers.bench.schedulers.workload import Workload
 from workflows.messages.policies import PolicySettings
 
-MOVE_SECONDS = 1.5
+MOVE_SECONDS = 0.7
 """What a role change is taken to cost before one was measured."""
 
 
 def variant_of(policy: PolicySettings, *, split: int | None = None) -> Variant:
     return Variant(
-        label=policy.name, policy=policy.name, streaming=policy.streaming, split=split or policy.split, shuffle=False
+        label=policy.name, policy=policy.name, streaming=policy.streaming, split=split or policy.split, shares="claimed"
     )
 
 
@@ -58,9 +58,21 @@ def planned(workload: Workload) -> tuple[Scenario, Recorded]:
 def best_split(workload: Workload, policy: PolicySettings) -> int:
     """The split with which the plan takes least time; every one is tried."""
     scenario, works = planned(workload)
-    return at_best_split(scenario, variant_of(policy), works).outcome.split
+    return at_best_split(under(scenario, policy), variant_of(policy), works).outcome.split
 
 
 def predicted_seconds(reference: RecordedRun, policy: PolicySettings) -> float:
     """What the policy would have taken with the executions of `reference`."""
-    return simulate(reference.scenario, variant_of(policy), reference.workload).seconds
+    return simulate(under(reference.scenario, policy), variant_of(policy), reference.workload).seconds
+
+
+def under(scenario: Scenario, policy: PolicySettings) -> Scenario:
+    """The scenario with the policy's own settings."""
+    return scenario.model_copy(
+        update={
+            "supply_fraction": policy.supply_fraction,
+            "hold_seconds": policy.hold_seconds,
+            "throughput": policy.throughput,
+            "telemetry": Telemetry(sample_seconds=policy.throughput.sample_seconds),
+        }
+    )

@@ -16,6 +16,7 @@ class Row(Message):
 
     name: str
     workload: str
+    label: str
     policy: str
     seed: int
     split: int | None
@@ -53,6 +54,7 @@ def _row(one: Measured, simulated: float | None, subject: float | None) -> Row:
     return Row(
         name=f"{one.workload}, seed {one.seed}: {one.label}",
         workload=one.workload,
+        label=one.label,
         policy=one.policy,
         seed=one.seed,
         split=one.split,
@@ -82,7 +84,7 @@ def bars_of(rows: Iterable[Row], subject: str, least: dict[str, float]) -> list[
     rows = list(rows)
     bars: list[Bar] = []
     for policy, ratio in least.items():
-        found = [row.ratio for row in rows if row.policy == policy and row.ratio is not None]
+        found = [row.ratio for row in rows if row.label == policy and row.ratio is not None]
         if found:
             met = sum(value >= ratio for value in found)
             bars.append(
@@ -112,7 +114,7 @@ def bars_of(rows: Iterable[Row], subject: str, least: dict[str, float]) -> list[
 
 def move_bars(rows: Iterable[Row], policy: str, most: int) -> list[Bar]:
     """At most `most` planned moves in each phase of each run of `policy`."""
-    found = {row.name: row.planned_moves for row in rows if row.policy == policy}
+    found = {row.name: row.planned_moves for row in rows if row.label == policy}
     if not found:
         return []
     met = all(count <= most for counts in found.values() for count in counts)

@@ -16,6 +16,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from infra.records.schema import batches, calls, executions, ledger, segments, transitions
 from infra.settings.fleet import Fleet
 from infra.simulator.recorded import RecordedRun, read_run
+from workers.bench.schedulers.host import components
 from workers.bench.schedulers.machine import Clock
 from workers.bench.schedulers.stage import CAMPAIGN, RUN, campaign_of, fleet_of, write_model, write_tasks
 from workers.bench.schedulers.workload import Workload
@@ -86,7 +87,7 @@ async def run_one(workload: Workload, contestant: Contestant, folder: Path, told
     tasks = write_tasks(folder / "tasks", workload)
     campaign = campaign_of(workload, tasks, contestant.policy)
     began = time.monotonic()
-    async with LocalStack(fleet, folder / "run") as stack:
+    async with LocalStack(fleet, folder / "run", components=components) as stack:
         await stack.ready()
         await _all_serving(stack.client, workload.cells)
         started_in = time.monotonic() - began

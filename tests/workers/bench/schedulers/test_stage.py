@@ -1,16 +1,16 @@
 """What a stack of the comparison is given, and what its harness and its engines make of it."""
 
-import json
 from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer
 
 from infra.tasks import TaskSet, load_task
-from infra.weights.folder import load_weights
+from infra.weights.plain import load_arrays
 from tests.workers.bench.schedulers.test_workload import small
 from workers.bench.schedulers import harness, speech, stage
 from workers.bench.schedulers.compare import PARTS
+from workers.bench.schedulers.host import read_plan
 from workers.cell.rollout.paced.script import Conversation
 
 
@@ -23,9 +23,9 @@ def test_groups_are_dispatched_in_the_order_of_the_file(tmp_path: Path) -> None:
     workload = workload.model_copy(update={"groups": numbered})
     folder = stage.write_tasks(tmp_path, workload)
     drawn = TaskSet(folder).sample("train", seed=workload.seed, start=0, count=len(numbered))
-    plans = [json.loads((load_task(task).environment / "plan.json").read_text()) for task in drawn]
-    assert [len(plan[0]) for plan in plans] == [1, 2, 3, 4]
-    assert plans[0][0][0] == [4, 10, 0.5]
+    plans = [read_plan(load_task(task).folder, 1) for task in drawn]
+    assert [len(turns) for turns, _ in plans] == [2, 4, 6, 8]
+    assert plans[0] == ([(4, 10, 0.5)] * 2, 1.0)
 
 
 def test_answers_have_the_length_that_is_asked_for() -> None:
@@ -37,8 +37,8 @@ def test_answers_have_the_length_that_is_asked_for() -> None:
 
 
 def test_the_model_is_one_that_the_project_loads(tmp_path: Path) -> None:
-    tensors = load_weights(stage.write_model(tmp_path / "model"))
-    assert sum(tensor.numel() for tensor in tensors.values()) < 10_000
+    arrays = load_arrays(stage.write_model(tmp_path / "model"))
+    assert sum(array.size for array in arrays.values()) < 10_000
 
 
 def test_equal_cells_and_the_policy_as_told(tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_equal_cells_and_the_policy_as_told(tmp_path: Path) -> None:
 
 
 def test_the_harness_reads_urls_and_chunked_answers() -> None:
-    assert harness.endpoint("http://127.0.0.1:8000/x/tok/v1") == (
+    assert harness.address("http://127.0.0.1:8000/x/tok") == (
         "127.0.0.1",
         8000,
         "/x/tok/v1/chat/completions",

@@ -1,6 +1,7 @@
 """The workload files: complete, what the script makes, and of the shape they claim."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
 
@@ -62,23 +63,38 @@ def test_wrong_files_are_refused_with_the_reason(tmp_path: Path) -> None:
         load_workload(tmp_path / "w.json")
 
 
-@pytest.mark.parametrize("seed", draw.SEEDS)
-def test_the_files_are_what_the_script_makes(seed: int) -> None:
-    assert load_workload(workload_files("heavy-tailed")[seed]) == draw.heavy_tailed(seed)
+@pytest.mark.parametrize("make", [draw.heavy_tailed, draw.nl2repobench])
+def test_the_files_are_what_the_script_makes(make: Callable[[int], Workload]) -> None:
+    made = [make(seed) for seed in draw.SEEDS]
+    assert [load_workload(path) for path in workload_files(made[0].name).values()] == made
+
+
+@pytest.mark.parametrize("noise", [0.0, draw.NOISE])
+def test_the_phases_are_what_the_script_makes(noise: float) -> None:
+    made = draw.two_phases(0, noise=noise)
+    assert load_workload(workload_files(made.name)[0]) == made
 
 
 def test_every_seed_has_the_published_shape() -> None:
-    """Mean of a query's longest over the mean, and the share of long queries, within what so few groups can show."""
+    """Mean of a query's longest over the mean, as nearly as so few groups can show it."""
     for seed in draw.SEEDS:
-        workload = load_workload(workload_files("heavy-tailed")[seed])
+        workload = load_workload(workload_files("nl2repobench")[seed])
         seconds = [[one.seconds(workload.tokens_per_second) for one in group] for group in workload.groups]
         mean = fmean(value for group in seconds for value in group)
-        longest = fmean(max(group) for group in seconds)
-        assert mean == pytest.approx(24.0, rel=0.02)
-        assert longest / mean == pytest.approx(draw.LONGEST_HOURS / draw.MEAN_HOURS, rel=0.1)
+        assert mean == pytest.approx(draw.MEAN_HOURS * 12.0, rel=0.02)
+        assert fmean(max(group) for group in seconds) / mean == pytest.approx(2.96 / 1.93, rel=0.1)
         assert workload.staleness == 1.0
 
 
 def test_seeds_differ() -> None:
     first, second, _ = (load_workload(path) for path in workload_files("heavy-tailed").values())
     assert first.groups != second.groups
+
+
+def test_the_phases_differ_in_what_holds_them_up() -> None:
+    workload = load_workload(workload_files("two-phases")[0])
+    change = workload.phases[0] * workload.groups_per_step
+    rollout = [fmean(one.seconds(workload.tokens_per_second) for one in group) for group in workload.groups]
+    training = [workload.training_seconds(group) for group in range(len(workload.groups))]
+    assert fmean(rollout[:change]) == pytest.approx(10 * fmean(rollout[change:]), rel=0.05)
+    assert 8 * fmean(training[:change]) == pytest.approx(fmean(training[change:]), rel=0.05)
