@@ -71,7 +71,7 @@ def audit_records(
 
 
 def _add_figures(engine: Engine, findings: Findings) -> None:
-    totals = {"requests_moved": 0, "kv_tokens_reused": 0, "kv_tokens_recomputed": 0}
+    totals = {"requests_moved": 0, "kv_tokens_reused": 0}
     transitions: dict[str, int] = {}
     for row in stream(engine, select(schema.transitions)):
         transitions[row.direction] = transitions.get(row.direction, 0) + 1

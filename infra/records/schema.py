@@ -254,7 +254,7 @@ transitions = Table(
     Column("ended_at", Float),
     Column("result", String(20)),  # done | rolled_back | parked
     Column("steps", JSON),  # [{name, seconds, ...}]
-    Column("figures", JSON),  # requests_moved, kv_tokens_reused, kv_tokens_recomputed, ...
+    Column("figures", JSON),  # workflows.messages.transition.TransitionFigures, and the reason
 )
 
 ledger = Table(

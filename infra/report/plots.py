@@ -180,8 +180,7 @@ def staleness(account: Account) -> str:
         axis.bar(ages, counts, color="#756bb1", width=0.8)
         mean = float(np.mean(values))
         axis.axvline(mean, color="#333333", linestyle="--", linewidth=1)
-        axis.annotate(f"mean {mean:.2f}", (mean, 0.97), xycoords=("data", "axes fraction"), va="top", fontsize=8,
-                      xytext=(4, 0), textcoords="offset points")  # fmt: skip
+        axis.set_title(f"mean {mean:.2f}", loc="left", fontsize=9)
         axis.set_xticks(np.arange(0, max(ages) + 1))
         axis.set_xlabel("versions between an execution's dispatch and its update")
         axis.set_ylabel("executions")

@@ -23,6 +23,7 @@ _COST: dict[str, type] = {
     "longest_pause_seconds": float,
     "kv_tokens_reused": int,
     "kv_tokens_recomputed": int,
+    "kv_tokens_handed_over": int,
     "kv_bytes": int,
     "weights_bytes": int,
 }
@@ -167,6 +168,7 @@ def _cost(changes: Iterable[Change], account: Account) -> Row:
         "longest_pause_seconds": moved.longest_pause_seconds,
         "kv_tokens_reused": moved.kv_reused,
         "kv_tokens_recomputed": moved.kv_recomputed,
+        "kv_tokens_handed_over": sum(change.figure("kv_tokens_reused") for change in changes),
         "kv_bytes": sum(change.figure("kv_bytes") for change in changes),
         "weights_bytes": sum(change.figure("weights_bytes") for change in changes),
     }
