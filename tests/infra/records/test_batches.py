@@ -56,6 +56,31 @@ def test_a_commit_is_recorded_once_with_its_groups_and_update(opened):
     assert batches.checkpoint_of(opened, Weights(version=1, checksum="other")) is None
 
 
+def test_a_commit_counts_what_went_in_from_the_rows(opened):
+    """Trained executions by the versions since their oldest target; micro-steps by the cell that counted."""
+    ages = [(0, 5, None), (2, 5, None), (2, 9, None), (1, 5, "stale"), (3, 0, None)]
+    members = [
+        {"execution": f"e{k}", "outcome": "scored", "reward": 1.0, "advantage": 0.5, "staleness": 0}
+        | {"target_tokens": targets, "left_out": left_out, "oldest_version": 3 - age, "newest_version": 3, "age": age}
+        for k, (age, targets, left_out) in enumerate(ages)
+    ]
+    before, after = Weights(version=3, checksum="three"), Weights(version=4, checksum="four")
+    done = [Accepted(index=k, attempt=1, cell=k % 2, boot_epoch=1) for k in range(3)]
+    other = OPENED.model_copy(update={"batch": "r/batch/b/1", "step": 1, "weights": before})
+    batches.open_batch(opened, other)
+    with opened.begin() as connection:
+        connection.execute(schema.groups.update().values(members=members))
+    change = {"batch": other.batch, "before": before, "after": after, "accepted": tuple(done)}
+    batches.commit_batch(opened, COMMIT.model_copy(update=change))
+    (row,) = [row for row in rows(opened, schema.batches) if row.batch == other.batch]
+    assert row.metrics == {
+        "grad_norm": 1.5,
+        "micro_steps_by_cell": {"0": 2.0, "1": 1.0},
+        "staleness_executions": {"0": 1.0, "2": 2.0},
+    }
+    assert (row.checksum_before, row.checksum_after) == ("three", "four")
+
+
 def test_another_update_of_the_same_version_is_refused_whole(opened):
     batches.commit_batch(opened, COMMIT)
     other = OPENED.model_copy(update={"batch": "r/batch/b/1", "step": 1})

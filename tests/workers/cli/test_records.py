@@ -66,6 +66,26 @@ def test_the_ledger_table_names_reasons(run_dir, capsys):
     assert "hold; 1 of 2 s" in shown
 
 
+def test_status_shows_what_the_newest_update_measured(run_dir, capsys):
+    engine = open_database(open_manifest(Fleet(run="r"), run_dir).database_url)
+    step = {"run": "r", "burst": "first", "opened_at": 1.0, "version_before": 0}
+    figures = {"loss": -0.125, "grad_norm": 0.5, "ratio_mean": 1.01, "entropy": 2.5, "micro_steps_by_cell": {"0": 3.0}}
+    with engine.begin() as connection:
+        rows = [
+            {"batch": "r/batch/first/0", "step": 0, "version_after": 1, "metrics": figures} | step,
+            {"batch": "r/batch/first/1", "step": 1, "version_after": 0, "metrics": {}} | step,
+        ]
+        connection.execute(insert(schema.batches), rows)
+    engine.dispose()
+    run("status", "--run-dir", str(run_dir), "--json")
+    shown = json.loads(capsys.readouterr().out)["records"]["last_update"]
+    assert shown == {"batch": "r/batch/first/0", "figures": figures}
+    run("status", "--run-dir", str(run_dir))
+    text = " ".join(capsys.readouterr().out.split())
+    for part in ("loss -0.125", "gradient norm 0.5", "entropy 2.5"):
+        assert part in text
+
+
 def test_status_works_while_the_stack_is_down(run_dir, capsys):
     assert run("status", "--run-dir", str(run_dir), "--json") == 0
     summary = json.loads(capsys.readouterr().out)

@@ -48,7 +48,9 @@ def test_the_gradient_pulls_towards_the_reference(tmp_path: Path, policy: Path, 
         rig = Rig(tmp_path / str(kl_weight), policy)
         rig.open(rig.core)
         settings = LossSettings(kl_weight=kl_weight, reference=str(untied_policy))
-        metrics = rig.run(rig.core, EXECUTIONS, loss=settings).metrics
+        reply = rig.run(rig.core, EXECUTIONS, loss=settings)
+        metrics = reply.metrics
+        assert (reply.version, reply.checksum) == (0, rig.start.checksum)
         found.append(gradient_of(rig.core))
         assert metrics.reference_tokens == metrics.tokens == 12
         assert metrics.reference_kl_sum > 0
