@@ -95,10 +95,12 @@ def test_the_page_stands_alone_and_shows_everything(found):
     json.dumps(figures(found), allow_nan=False)
 
 
-def test_texts_are_shown_as_texts(found):
+def test_texts_are_shown_as_texts(found, tmp_path):
     move = next(iter(found.moves.values()))
-    said = replace(move, entry=replace(move.entry, reasons=("<script>alert(1)</script>",)))
-    shown = page(replace(found, moves={"t": said}))
+    said = replace(move, changes=(), entry=replace(move.entry, reasons=("<script>alert(1)</script>",)))
+    engine = open_database(f"sqlite:///{tmp_path / 'records.db'}")
+    shown = page(replace(account(read(engine, FLEET)), moves={"t": said}))
+    engine.dispose()
     assert "<script>" not in shown
     assert "&lt;script&gt;" in shown
 
