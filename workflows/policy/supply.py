@@ -19,11 +19,12 @@ def threshold(state: PolicyState, cell: int) -> int:
 
     A satellite: max(1, ceil(fraction * B)), so nobody joins near the end of a batch. The core: capped by what the
     batch still needs, or a core that comes back late would wait for ever. Without streaming nobody starts before all
-    groups are there: those of the batch, or of the whole burst where the burst is shuffled (`burst_needed`).
+    groups are there: those of the batch, or of the whole burst where the burst is shuffled (`burst_needed`); near its
+    end no satellite joins either.
     """
-    if not state.streaming and state.batch is not None:
-        return max(1, state.batch.needed)
     share = ceil(state.supply_fraction * state.groups_per_step - _ROUNDING)
+    if not state.streaming and state.batch is not None:
+        return max(1, state.batch.needed, 0 if cell == 0 else share)
     if cell == 0 and state.batch is not None:
         share = min(share, state.batch.needed)
     return max(1, share)
