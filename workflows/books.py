@@ -104,6 +104,7 @@ class SchedulerState(Message):
     reclaimed: tuple[int, ...] = Field(default=(), description="cells that have left the fleet")
     moves: int = 0
     entries: int = 0
+    told: str = Field(default="", description="the refusal that the ledger has; it is written again when it changes")
     cooldown_until: float = 0.0
     next_sweep: float = 0.0
     staying: tuple[int, ...] = Field(default=(), description="cells that train on after the last burst")
@@ -134,7 +135,7 @@ class Books(Parking):
         self.cooldown_until, self.next_sweep = state.cooldown_until, state.next_sweep
         self.control = ids.control_queue(self.run_name)
         self.ledger: list[LedgerEntry] = []
-        self.told: str = ""
+        self.told = state.told
         self.jobs: set[asyncio.Task[None]] = set()
         self.broken: BaseException | None = None
         self.opening: OpenBurst | None = None
@@ -304,4 +305,5 @@ class Books(Parking):
             staying=self.staying,
             stay_until=self.stay_until,
             refilled=self.refilled,
+            told=self.told,
         )
