@@ -63,15 +63,34 @@ class PublishedBuffers:
         Waits for readers of that slot, at most `timeout_seconds`. Raises StillHeld when they stay, VersionMismatch when
         the version goes backwards. Publishing the version already served again replaces its contents.
         """
+
+        def copy(into: Mapping[str, Any]) -> None:
+            if into.keys() != tensors.keys():
+                raise VersionMismatch("other tensor names than were published before")
+            for name, tensor in tensors.items():
+                _copy(into[name], tensor)
+
+        def allocate() -> dict[str, Any]:
+            return {name: _empty_like(tensor) for name, tensor in tensors.items()}
+
+        return self.publish_filled(version, allocate, copy, timeout_seconds=timeout_seconds)
+
+    def publish_filled(
+        self,
+        version: int,
+        allocate: Callable[[], dict[str, Any]],
+        fill: Callable[[Mapping[str, Any]], None],
+        *,
+        timeout_seconds: float = 30.0,
+    ) -> BufferManifest:
+        """As `publish`, without a copy of everything on the way: `fill` writes the free slot, which `allocate` has made
+        the first time."""
         with self._changed:
             if self._current and self._current.manifest and version < self._current.manifest.version:
                 raise VersionMismatch(f"version {version} after {self._current.manifest.version}")
-            slot = self._free_slot(tensors, self._clock() + timeout_seconds)
-            if slot.buffers.keys() != tensors.keys():
-                raise VersionMismatch("other tensor names than were published before")
+            slot = self._free_slot(allocate, self._clock() + timeout_seconds)
             slot.manifest = None
-            for name, tensor in tensors.items():
-                _copy(slot.buffers[name], tensor)
+            fill(slot.buffers)
             slot.manifest = manifest_of(
                 self.endpoint.session, slot.buffers, version=version, boot_epoch=self.boot_epoch
             )
@@ -113,9 +132,9 @@ class PublishedBuffers:
             self._slots.clear()
             self._changed.notify_all()
 
-    def _free_slot(self, like: Mapping[str, Buffer], deadline: float) -> _Slot:
+    def _free_slot(self, allocate: Callable[[], dict[str, Any]], deadline: float) -> _Slot:
         if len(self._slots) < 2:
-            buffers = {name: _empty_like(tensor) for name, tensor in like.items()}
+            buffers = allocate()
             regions = [self.endpoint.register(buffer) for buffer in buffers.values() if buffer.nbytes]
             self._slots.append(_Slot(buffers, regions))
             return self._slots[-1]

@@ -5,6 +5,7 @@ layout of the sorted Hugging Face names; a reader accepts it only if the weights
 """
 
 import threading
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -43,7 +44,7 @@ class Snapshots:
             if self._published is None:
                 self._published = PublishedBuffers(self._endpoint, self._boot_epoch, pin_seconds=PIN_SECONDS)
             if (self._published.version, self._checksum) != (version, checksum):
-                self._published.publish(version, {BUFFER_NAME: self._flattened()})
+                self._published.publish_filled(version, self._allocate, self._fill)
                 self._checksum = checksum
             pin = self._published.pin()
         return SnapshotReply(
@@ -77,12 +78,13 @@ class Snapshots:
             self._published.close()
             self._published, self._checksum = None, ""
 
-    def _flattened(self) -> Tensor:
-        flat = torch.empty(self._layout.elements, dtype=torch.float32)
+    def _allocate(self) -> dict[str, Tensor]:
+        return {BUFFER_NAME: torch.empty(self._layout.elements, dtype=torch.float32)}
+
+    def _fill(self, slot: Mapping[str, Tensor]) -> None:
         weights = self._model.hf_weights()
-        for name, view in self._layout.views(flat).items():
+        for name, view in self._layout.views(slot[BUFFER_NAME]).items():
             view.copy_(weights[name])
-        return flat
 
 
 def pull_weights(
