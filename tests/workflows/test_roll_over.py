@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Iterator
 from contextlib import asynccontextmanager
+from itertools import pairwise
 from uuid import uuid4
 
 import pytest
@@ -66,6 +67,10 @@ async def test_the_scheduler_loses_no_report_and_answers_every_update(client, tm
         assert await runs_of(world, ids.scheduler_id(world.run)) >= 4
         tokens = [f"{world.run}/{number}" for number in range(1, (await world.state()).entries + 1)]
         await world.eventually(lambda: sorted(world.ledger) == sorted(tokens))
+        entries = [world.ledger[token] for token in tokens]
+        decided = [(e.kind, e.cell, e.reasons[0]) for e in entries if e.kind in ("move", "refuse")]
+        repeated = [one for one, other in pairwise(decided) if one == other]
+        assert repeated == []  # a refusal is told once for each change of its reason, also across a roll-over
         await nothing_broke(world)
 
 
