@@ -89,7 +89,7 @@ def check_groups(
         _check_complete(findings, row, executions, expected[row.burst, row.group_index])
         _check_members(findings, row, executions)
         _check_staleness(findings, row, executions, committed.get(row.batch or ""))
-        groups[row.group_id] = _fact(findings, row, method or methods.get(row.burst))
+        groups[row.group_id] = _fact(findings, row, method or methods.get(row.batch))
     _check_membership(findings, groups, committed, shuffled)
     _check_passed_over(findings, groups, batches, cancelled)
     findings.figures["unrecorded_executions"] = len(group_of.keys() - executions.keys())
@@ -136,10 +136,10 @@ def _check_staleness(
 
 
 def _advantage_methods(engine: Engine) -> dict[str, str]:
-    """Burst -> its way of making advantages, from the settings its batches were opened with."""
+    """Batch -> its way of making advantages, from the settings it was opened with."""
     table = schema.batches
-    rows = stream(engine, select(table.c.burst, table.c.settings).where(table.c.settings.is_not(None)))
-    return {row.burst: row.settings["advantage"] for row in rows if row.settings and "advantage" in row.settings}
+    rows = stream(engine, select(table.c.batch, table.c.settings).where(table.c.settings.is_not(None)))
+    return {row.batch: row.settings["advantage"] for row in rows if row.settings and "advantage" in row.settings}
 
 
 def _fact(findings: Findings, row: Row, method: str | None) -> GroupFact:

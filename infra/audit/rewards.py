@@ -42,7 +42,7 @@ def agree(recorded: float, right: float) -> bool:
 def choose(rewards: Mapping[str, float], recorded: Mapping[str, float], method: str | None) -> dict[str, float]:
     """Advantages by `method`; without one by the published method that all recorded ones agree with, else by grpo.
 
-    A burst's method is among the settings of its batches; a group whose burst opened none yet may have followed any.
+    The method is among the settings of the batch that consumed a group; one that waits may have followed any.
     """
     if method is not None:
         return advantages(rewards, method)
