@@ -4,6 +4,7 @@ import asyncio
 import shlex
 import signal
 import time
+from pathlib import Path
 
 import pytest
 from temporalio.activity import ActivityCancellationDetails
@@ -16,6 +17,7 @@ from infra.processes.job import Result
 from infra.processes.launch import running
 from infra.processes.tree import living, marked
 from infra.records.executions import execution_of
+from infra.workspaces import folder_sha256
 from workflows.messages.errors import EvaluatorFailure
 from workflows.messages.execution import EndReason, Outcome
 
@@ -152,6 +154,13 @@ async def test_a_graded_result_is_never_computed_again(graded, host, environment
     again = await environment().run(host.evaluation.evaluate_workspace, spec)
     assert again.model_copy(update={"seconds": 0.0}) == evaluation.model_copy(update={"seconds": 0.0})
     assert (host.folder(spec).private / "count").read_text() == "x\n"
+
+
+async def test_the_tests_that_gave_a_reward_are_named(graded, host):
+    """By their hash from before they ran: what a run leaves beside them does not count."""
+    spec, evaluation = await graded(f'touch "$GYRE_TESTS_DIR/left"; {REWARD.format(1)}')
+    row = host.records.get(execution_of(spec))
+    assert row.evaluator == evaluation.evaluator == folder_sha256(Path(spec.task) / "tests")
 
 
 async def started_grading(host, environment, make_task, make_spec, test):

@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from infra.settings.run import Secrets
-from infra.workspaces import ExecutionFolder, copy_tree, remove_tree
+from infra.workspaces import ExecutionFolder, copy_tree, folder_sha256, remove_tree
 
 
 @pytest.fixture
@@ -96,3 +96,24 @@ def test_secrets_can_stand_on_any_command_line(tmp_path):
     assert [secret for secret in made if not secret.isalnum()] == []
     with pytest.raises(ValidationError, match="admin_key"):
         Secrets(admin_key="-" + "k" * 40)
+
+
+def test_a_folders_hash_is_that_of_names_and_contents(tmp_path):
+    def made(name: str, files: dict[str, str]) -> Path:
+        for path, text in files.items():
+            (tmp_path / name / path).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name / path).write_text(text)
+        return tmp_path / name
+
+    one = made("one", {"test.sh": "exit 0", "data/a": "x"})
+    same = made("same", {"data/a": "x", "test.sh": "exit 0"})
+    (same / "test.sh").chmod(0o755)
+    assert folder_sha256(one) == folder_sha256(same)
+    others = [
+        made("renamed", {"test.sh": "exit 0", "data/b": "x"}),
+        made("changed", {"test.sh": "exit 1", "data/a": "x"}),
+        made("shifted", {"test.sh": "exit 0", "data/a": "", "data/x": "x"}),
+        made("less", {"test.sh": "exit 0"}),
+    ]
+    (one / "link").symlink_to("test.sh")
+    assert len({folder_sha256(folder) for folder in (*others, one, same)}) == 6

@@ -70,7 +70,8 @@ def close(engine: Engine) -> Callable[..., None]:
     def write(spec: ExecutionSpec, reward: float | None) -> None:
         records = ExecutionRecords(engine)
         outcome = Outcome.EVALUATOR_FAILED if reward is None else Outcome.SCORED
-        records.close(spec, HarnessRun(end=EndReason.SUBMITTED), Evaluation(outcome=outcome, reward=reward, detail=""))
+        evaluation = Evaluation(outcome=outcome, reward=reward, evaluator="" if reward is None else "e" * 64)
+        records.close(spec, HarnessRun(end=EndReason.SUBMITTED), evaluation)
 
     return write
 

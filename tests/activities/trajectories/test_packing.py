@@ -116,6 +116,7 @@ async def test_where_targets_come_from_is_in_the_micro_step(admitted, engine, ob
         assert (one.task, one.harness, one.reward) == (row.task.rsplit("/", 1)[-1], row.harness, row.reward)
         assert one.trajectory_sha256 == row.trajectory["payload"]["sha256"]
         assert (one.outcome, one.oldest_version, one.newest_version) == ("scored", 3, 3)
+        assert one.evaluator == row.evaluator == "e" * 64
     assert {(path.role, path.branch) for path in step.header.paths} == {("main", "start")}
 
 
