@@ -8,26 +8,21 @@ import asyncio
 import hashlib
 import json
 import random
-from dataclasses import dataclass, field
-from functools import lru_cache
 
 import httpx2
-from sqlalchemy import create_engine, delete, insert
-from sqlalchemy.pool import StaticPool
+from sqlalchemy import insert
 
-import workers.cell.rollout.paced.engine as paced_engine
 import workers.proxy.server as proxy_server
 from infra.engine import EngineClient
 from infra.records import schema
-from infra.records.calls import calls_of, segments_of
-from infra.tokenizer import ChatTokenizer
 from tests.workers.proxy.conftest import CHECKSUM, KEY, RUN, execution_name, execution_row_of, said, sse, text_of, user
-from tests.workers.proxy.virtual import InlineRecorder, Wire, WireStreams
+from tests.workers.proxy.patches import empty_database, tokenizer_of
+from tests.workers.proxy.station import Station, watch
+from tests.workers.proxy.verdict import Verdict
+from tests.workers.proxy.virtual import Wire, WireStreams
 from workers.cell.rollout.paced.engine import PacedEngine
 from workers.cell.rollout.paced.routes import paced_app
 from workers.cell.rollout.paced.settings import PacedSettings
-from workers.cell.rollout.paced.tokens import advance, chain
-from workers.cell.rollout.paced.vocabulary import read_vocabulary
 from workers.proxy.settings import ProxySettings
 from workflows.messages.burst import Sampling
 from workflows.messages.routing import CancelRequest, DoorChange, EngineEntry, RegisterExecution, RerouteRequest
@@ -69,60 +64,6 @@ FAULTS = (
 )
 
 
-@lru_cache(maxsize=1)
-def tokenizer_of(folder):
-    return ChatTokenizer(folder)
-
-
-@lru_cache(maxsize=4)
-def vocabulary_of(folder, size):
-    return read_vocabulary(folder, size)
-
-
-@lru_cache(maxsize=1)
-def memory():
-    """One database for all drills of a process, so that no statement is compiled twice."""
-    database = create_engine("sqlite://", poolclass=StaticPool, connect_args={"check_same_thread": False})
-    schema.metadata.create_all(database)
-    return database
-
-
-def empty_database():
-    with memory().begin() as connection:
-        for table in schema.metadata.tables.values():
-            connection.execute(delete(table))
-    return memory()
-
-
-class Patches:
-    """What makes a drill cheap: nothing is read from disk twice, records are written in the loop."""
-
-    def __init__(self, monkeypatch):
-        monkeypatch.setattr(proxy_server, "Recorder", InlineRecorder)
-        monkeypatch.setattr(proxy_server, "ChatTokenizer", tokenizer_of)
-        monkeypatch.setattr(paced_engine, "read_vocabulary", vocabulary_of)
-
-
-@dataclass(eq=False)
-class Station:
-    """One cell's engine, boot after boot."""
-
-    cell: int
-    epoch: int = 0
-    version: int = 1
-    engine: PacedEngine | None = None
-    wire: Wire | None = None
-    busy: bool = False  # somebody is changing it
-    aborts: dict = field(default_factory=dict)  # rid -> what the engine had of it at each abort, in order
-    ends: dict = field(default_factory=dict)  # rid -> how it ended, of every boot
-    truth: dict = field(default_factory=dict)  # rid -> the version the engine really held at each token
-    died: set = field(default_factory=set)  # rids that were running when a boot died
-
-    @property
-    def name(self):
-        return f"cell-{self.cell}"
-
-
 class Drill:
     def __init__(self, folder, seed, *, engines=3, harnesses=4, actions=12):
         self.folder, self.seed, self.random = folder, seed, random.Random(seed)
@@ -162,7 +103,10 @@ class Drill:
                 self.register(member)
             await asyncio.gather(self.mischief(), *(self.harness(member) for member in range(self.harnesses)))
             await self.settle()
-            self.check()
+            verdict = Verdict(
+                proxy=self.proxy, stations=self.stations, chat=self.chat, harnesses=self.harnesses, heard=self.heard
+            )
+            verdict.check(self.database)
         finally:
             await self.client.aclose()
             await self.proxy.close()
@@ -202,7 +146,7 @@ class Drill:
             stream_interval=self.random.choice((1, 1, 3)),
         )
         engine = PacedEngine(settings.model_copy(update={"mean_output_tokens": 40}))
-        self._watched(station, engine)
+        watch(station, engine)
         station.epoch, station.engine, station.version = station.epoch + 1, engine, self.version
         station.wire = Wire(paced_app(engine), self.lag)
         url = f"http://{station.name}-{station.epoch}"
@@ -217,28 +161,6 @@ class Drill:
         )
         await self.proxy.table.put(entry)
         await self.open(station)
-
-    def _watched(self, station, engine):
-        """Keep what the engine was asked to abort and how every request ended."""
-        abort, leave, say = engine.abort, engine._leave, engine._say
-
-        def watched_abort(rid="", abort_all=False):
-            if not abort_all:
-                live = any(generation.rid == rid for generation in (*engine.running, *engine.waiting))
-                has = "it" if live else "no more" if rid in station.ends else "not yet"
-                station.aborts.setdefault(rid, []).append(has)
-            abort(rid, abort_all)
-
-        def watched_leave(generation):
-            unasked = generation.finish.get("message") == "unasked"
-            station.ends.setdefault(generation.rid, "fault" if unasked else generation.finish["type"])
-            leave(generation)
-
-        def watched_say(generation):
-            station.truth.setdefault(generation.rid, []).append(int(engine.version))
-            say(generation)
-
-        engine.abort, engine._leave, engine._say = watched_abort, watched_leave, watched_say
 
     def lag(self, path):
         return self.random.choice((0.0, 0.0, 0.001, 0.05)) if path == "/abort_request" else self.random.random() * 0.01
@@ -440,88 +362,3 @@ class Drill:
         for execution in self.proxy.executions.all():
             await asyncio.gather(*(call.task for call in execution.running.values()), return_exceptions=True)
         await asyncio.sleep(60)
-
-    def check(self):
-        table = self.proxy.table
-        assert not table.waiters
-        assert not self.proxy.aborts._tasks
-        for station in self.stations:
-            record = table.engines[station.name]
-            assert not record.segments, f"{station.name} holds segments"
-            assert not record.unsettled, f"{station.name} is unsettled"
-            assert not station.engine.running, f"{station.name} runs for nobody"
-            assert not station.engine.waiting, f"{station.name} holds a request of nobody"
-        for execution in self.proxy.executions.all():
-            assert not execution.running
-        with self.database.connect() as connection:
-            for member in range(self.harnesses):
-                calls = calls_of(connection, execution_name(member))
-                answers = [call for call in calls if call.state in ("finished", "undelivered")]
-                texts = [self.check_answer(call, segments_of(connection, call.call)) for call in answers]
-                for call in calls:
-                    self.check_segments(call, segments_of(connection, call.call))
-                for body, text, finish in self.heard.get(execution_name(member), ()):
-                    limit = json.loads(body)["max_tokens"]
-                    assert (text, finish) in texts, f"heard {text!r}, recorded {texts}"
-                    assert len(self.chat.encode_text(text)) <= 40 * limit
-
-    def check_answer(self, call, segments):
-        """The recorded answer is what the model says undisturbed; returns the text and finish it means."""
-        imposed = call.fields["imposed"]
-        budget, stops = imposed["budget"], imposed["stop"]
-        ids, logprobs, text, stopped = self.undisturbed(call.prompt_ids, budget, stops)
-        assert list(call.output_ids) == ids, f"call {call.call}: {list(call.output_ids)} for {ids}"
-        gaps = [abs(a - b) for a, b in zip(call.output_logprobs, logprobs, strict=True)]
-        assert max(gaps, default=0) < 1e-5
-        spans = call.version_spans
-        assert sum(count for _, count in spans) == len(ids)
-        assert [version for version, _ in spans] == sorted(version for version, _ in spans)
-        assert sum(segment["output_tokens"] for segment in segments) == len(ids)
-        said_so_far = 0
-        for segment in segments:
-            versions = call.versions[said_so_far : said_so_far + segment["output_tokens"]]
-            truth = self.stations[segment["cell"]].truth.get(segment["rid"], [])
-            # Of tokens that came in one event with the first newer one, nobody may ever have said which is which.
-            wrong = [pair for pair in zip(versions, truth, strict=False) if pair[0] != pair[1]]
-            story = f"{segment['rid']}: recorded {versions}, and it was {truth}"
-            assert len(wrong) <= 3 * (len({segment["version"], *truth}) - 1), story
-            assert all(mine < real for mine, real in wrong), story
-            whole = self.stations[segment["cell"]].ends.get(segment["rid"]) == segment["ended"]
-            assert not (wrong and whole), story
-            mixed = segment["mixed_kv_tokens"]
-            assert all(version == segment["version"] for version in versions[: len(versions) - mixed])
-            assert all(version > segment["version"] for version in versions[len(versions) - mixed :])
-            assert segment["prompt_tokens"] == len(call.prompt_ids) + said_so_far
-            said_so_far += segment["output_tokens"]
-        assert call.finish == ("stop" if stopped else "length")
-        return text, call.finish
-
-    def check_segments(self, call, segments):
-        """Every request that was sent has ended at its engine: by itself, by exactly one abort, or with its engine."""
-        assert all(segment["ended"] for segment in segments)
-        for segment in segments:
-            station, rid = self.stations[segment["cell"]], segment["rid"]
-            asked, how = station.aborts.get(rid, []), station.ends.get(rid)
-            story = f"{rid} of {call.call}: aborts {asked}, ended {how} there, {segment['ended']} here"
-            assert asked.count("it") <= 1, story
-            if rid not in station.died:
-                assert how != "abort" or asked.count("it") == 1, story
-                assert how == "abort" or not asked.count("it") or self.late_aborts, story  # a late one finds it ended
-            assert asked.count("no more") <= 1, story
-            assert "it" not in asked or asked[-1] == "it", story
-
-    def undisturbed(self, prompt, budget, stops):
-        engine = self.stations[0].engine
-        state, ids, logprobs = chain(prompt)[-1], [], []
-        while len(ids) < budget:
-            token, value = engine.voice.next_token(engine.checksum, "", state, engine.vocabulary.ends)
-            ids.append(token)
-            logprobs.append(value)
-            state = advance(state, token)
-            text = self.chat.decode(ids)
-            at = min((text.find(stop) for stop in stops if stop in text), default=-1)
-            if at >= 0:
-                return ids, logprobs, text[:at], True
-            if token in engine.vocabulary.ends:
-                return ids, logprobs, text, True
-        return ids, logprobs, self.chat.decode(ids), False

@@ -6,7 +6,8 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 
 import pytest
 
-from tests.workers.proxy.drill import Drill, Patches
+from tests.workers.proxy.drill import Drill
+from tests.workers.proxy.patches import Patches
 from tests.workers.proxy.virtual import run
 
 QUICK = 40
