@@ -1,10 +1,14 @@
 """Field cases 32 (the reward side) and 33."""
 
 import math
+import statistics
+from fractions import Fraction
 from typing import Literal
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from activities.trajectories.advantages import group_advantages
 from workflows.messages.group import NoSignal
@@ -80,3 +84,40 @@ def test_a_small_real_difference_is_a_signal() -> None:
     found = group_advantages([0.50, 0.51])
     assert found.no_signal is None
     assert found.advantages == pytest.approx((-math.sqrt(0.5), math.sqrt(0.5)), rel=1e-3)
+
+
+def worked_out(rewards: list[Fraction], method: Method) -> list[float]:
+    """Exact rational arithmetic up to the one root.
+
+    grpo: Shao et al. 2024, section 4.1.2, with the sample deviation (ddof = 1). dr_grpo: Liu et al. 2025, section 3.2:
+    no deviation. rloo: Ahmadian et al. 2024, eq. 6: each against the mean of the others.
+    """
+    if method == "rloo":
+        return [float(r - (sum(rewards) - r) / (len(rewards) - 1)) for r in rewards]
+    mean = sum(rewards) / Fraction(len(rewards))
+    centred = [r - mean for r in rewards]
+    if method == "dr_grpo":
+        return [float(c) for c in centred]
+    deviation = math.sqrt(statistics.variance(rewards))
+    return [float(c) / (deviation + 1e-6) for c in centred]
+
+
+@pytest.mark.parametrize("method", METHODS)
+@given(
+    rewards=st.lists(st.integers(0, 64).map(lambda n: Fraction(n, 64)), min_size=2, max_size=16).filter(
+        lambda rewards: len(set(rewards)) > 1
+    ),
+    failed=st.sets(st.integers(0, 15), max_size=4),
+)
+def test_any_rewards_against_exact_arithmetic(method: Method, rewards: list[Fraction], failed: set[int]) -> None:
+    """Failed graders anywhere among them change nothing for the others."""
+    given_rewards: list[float | None] = [float(reward) for reward in rewards]
+    for place in sorted(failed):
+        given_rewards.insert(min(place, len(given_rewards)), None)
+    found = group_advantages(given_rewards, method)
+    assert [place for place, one in enumerate(found.advantages) if one is None] == [
+        place for place, reward in enumerate(given_rewards) if reward is None
+    ]
+    valid = [one for one in found.advantages if one is not None]
+    assert valid == pytest.approx(worked_out(rewards, method), rel=1e-9, abs=1e-12)
+    assert (found.valid, found.mean_reward) == (len(rewards), pytest.approx(float(sum(rewards) / len(rewards))))
