@@ -115,6 +115,8 @@ async def _scheduler_line(handle: WorkflowHandle[Any, Any], manifest: RunManifes
     state = await handle.query("state", result_type=SchedulerState)
     slots = sum(cell["slots"] for cell in policy["cells"] if cell["serving"])
     burst = f"burst {state.burst.name}" if state.burst else "no burst"
+    burst += f" ({state.burst.policy.name})" if state.burst else ""
+    burst += f", SAFE MODE ({state.mode.cause}: {state.mode.detail})" if state.mode.frozen else ""
     queued = f", {len(state.waiting)} waiting" if state.waiting else ""
     return (
         f"{burst}{queued}; dispatched {policy['dispatched']}, launched {policy['launched']}, "
