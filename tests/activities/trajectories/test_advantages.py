@@ -90,7 +90,7 @@ def worked_out(rewards: list[Fraction], method: Method) -> list[float]:
     """Exact rational arithmetic up to the one root.
 
     grpo: Shao et al. 2024, section 4.1.2, with the sample deviation (ddof = 1). dr_grpo: Liu et al. 2025, section 3.2:
-    no deviation. rloo: Ahmadian et al. 2024, eq. 6: each against the mean of the others.
+    no deviation. rloo: Ahmadian et al. 2024 ("Back to Basics"): each against the mean of the others.
     """
     if method == "rloo":
         return [float(r - (sum(rewards) - r) / (len(rewards) - 1)) for r in rewards]

@@ -100,7 +100,7 @@ def policy_loss(logprobs: Tensor, behaviour: Tensor, weights: Tensor, settings: 
     """(loss sum [] with gradient, rho detached [r], before truncation and clipping); all inputs [r].
 
     With `truncate_ratio` rho is held at or below it and has no gradient above: that bounds the loss where A is negative
-    (positive ones are bounded by the clipping), which dual-clip PPO does too (Ye et al. 2020, eq. 5).
+    (positive ones are bounded by the clipping), which dual-clip PPO does too (Ye et al. 2020).
     Without targets (r = 0) the sum is a finite zero.
     """
     log_ratio = (logprobs - behaviour).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
