@@ -142,7 +142,7 @@ def token_metrics(
     reference: Tensor | None = None,
     entropy: Tensor | None = None,
 ) -> TokenMetrics:
-    """What is reported of a micro-step, as sums. The KL to the behaviour policy is estimated by ``rho - 1 - log rho``."""
+    """What is reported of a micro-step, as sums. The KL to the behaviour policy is k3 too: ``rho - 1 - log rho``."""
     work = {"computed_tokens": step.tokens, "path_tokens": step.path_tokens}
     if logprobs.numel() == 0:
         return TokenMetrics.model_validate(work)
