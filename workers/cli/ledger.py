@@ -23,6 +23,9 @@ from infra.report.reading import read
 from workers.cli.runs import find_run
 from workflows.messages.errors import InvalidInput
 
+SHOWN = 50
+"""Entries that are shown without another wish."""
+
 
 def ledger(
     run: str | None = None,
@@ -35,7 +38,7 @@ def ledger(
     reason: str | None = None,
     since: str | None = None,
     until: str | None = None,
-    last: int = 50,
+    last: int | None = None,
     transitions: bool = False,
     totals: bool = False,
     csv: Path | None = None,
@@ -63,7 +66,7 @@ def ledger(
     until
         Only before this moment, written in the same ways.
     last
-        How many entries, counted from the end; 0 means all. Exports are not cut unless it is given.
+        How many entries, counted from the end, 0 means all; without it 50 are shown, and all exported.
     transitions
         Show or export the transitions instead of the decisions.
     totals
@@ -75,8 +78,10 @@ def ledger(
     json_
         One JSON object a line; with the policy's whole input for every entry.
     """
-    if last < 0:
+    if last is not None and last < 0:
         raise InvalidInput("how many entries, 0 for all", field="--last")
+    exports = csv is not None or parquet is not None
+    count = last if last is not None else 0 if exports else SHOWN
     manifest = find_run(run if run is not None else run_dir, field="RUN")
     engine = open_database(manifest.database_url)
     try:
@@ -89,18 +94,17 @@ def ledger(
             since=_moment(since, found, "--since"),
             until=_moment(until, found, "--until"),
         )
-        exports = csv is not None or parquet is not None
         if totals:
             _show_totals(found, json_=json_)
         elif transitions:
             rows = [row for row in tables.transition_rows(found) if wanted.has_transition(row)]
-            rows = rows if exports or not last else rows[-last:]
+            rows = rows[-count:] if count else rows
             _export(rows, tables.TRANSITIONS, csv, parquet)
             if not exports:
                 _show_transitions(rows, manifest.run, json_=json_)
         else:
             entries = [entry for entry in found.records.entries if wanted.has(entry)]
-            entries = entries if exports or not last else entries[-last:]
+            entries = entries[-count:] if count else entries
             if exports:
                 _export(tables.decision_rows(found, entries), tables.DECISIONS, csv, parquet)
             elif json_:

@@ -96,6 +96,9 @@ def test_decisions_and_transitions_are_exported(folder, tmp_path, capsys):
     assert float(rows[0]["started_at"]) == T0
     assert {row["direction"] for row in rows} == {"boot", "to_training", "to_rollout", "publish"}
     assert (tmp_path / "d.parquet").stat().st_size > 0
+    assert "10 rows" in capsys.readouterr().out
+    assert run("ledger", folder, "--last", "2", "--csv", str(tmp_path / "d.csv")) == 0
+    assert "2 rows" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("option", ["--totals", "--transitions"])
