@@ -76,12 +76,15 @@ class CellTable:
         return tuple(index for index, entry in sorted(self.entries.items()) if entry.role in roles)
 
     def capacity(self, version: int) -> int:
-        """C_R at the published version."""
-        return sum(self.entries[index].spec.slots for index in self.serving(version))
+        """C_R at the published version; a reclaimed cell, which drains, counts 0."""
+        return sum(self.entries[index].spec.slots for index in self._staying(version))
+
+    def _staying(self, version: int) -> list[int]:
+        return [index for index in self.serving(version) if self.entries[index].leaves_at is None]
 
     def views(self, version: int) -> tuple[CellView, ...]:
         """What the policy sees."""
-        serving = set(self.serving(version))
+        serving = set(self._staying(version))
         return tuple(
             CellView(
                 index=index,

@@ -121,10 +121,7 @@ class Elastic(Allocation):
         if entry.role is CellRole.TRAINING:
             return self.batch is None
         if entry.role is CellRole.ROLLOUT:
-            version = self.weights.version
-            serving = entry.spec.index in self.cells.serving(version)
-            left = self.cells.capacity(version) - (entry.spec.slots if serving else 0)
-            return self.accounts.waterlevel <= left
+            return self.accounts.running <= self.cells.capacity(self.weights.version)
         return True
 
     def _left(self, report: CellReport) -> None:

@@ -13,9 +13,11 @@ from infra.records.schema import executions, segments, transitions
 from infra.settings.run import load_run
 from tests.integration.conftest import Run
 from tests.integration.scene import burst, paced_fleet
+from workers.cli import cells
 from workers.supervisor import LocalStack
 from workflows.messages import ids
-from workflows.messages.fleet import CellSpec, Elasticity, OfferCell, ReclaimCell
+from workflows.messages.errors import InvalidInput
+from workflows.messages.fleet import Elasticity
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.asyncio(loop_scope="module")]
 
@@ -29,9 +31,9 @@ async def run(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Run]:
         yield Run(stack)
 
 
-async def present(run: Run, *cells: int) -> None:
+async def present(run: Run, *indices: int) -> None:
     """Wait until the stack runs workers for exactly these cells."""
-    wanted = {ids.engine_id(cell) for cell in cells}
+    wanted = {ids.engine_id(index) for index in indices}
     async with asyncio.timeout(120):
         while {name for name, pid in run.stack.processes().items() if name.startswith("cell-") and pid} != wanted:
             await asyncio.sleep(0.3)
@@ -41,12 +43,14 @@ async def test_a_cell_joins_and_another_leaves_in_mid_burst(run: Run) -> None:
     scheduler = run.client.get_workflow_handle(ids.scheduler_id("elastic"))
     await run.rested()
     handle = await run.start(burst("elastic", steps=3))
-    offer = OfferCell(cell=CellSpec(index=2, engine="paced", slots=4, kv_tokens=16384))
-    await scheduler.execute_update("offer_cell", offer)
+    manifest = load_run(Path(run.stack.run_dir))
+    assert "cell 2 joins" in await cells.offer(manifest)
     await present(run, 0, 1, 2)
     await run.until(lambda state: any(cell.index == 2 and cell.serving for cell in state.cells), "cell 2 serves")
-    await scheduler.execute_update("reclaim_cell", ReclaimCell(cell=1, deadline_seconds=20))
-    await run.until(lambda state: [cell.index for cell in state.cells] == [0, 2], "cell 1 has left")
+    with pytest.raises(InvalidInput, match="cell: 0 is the core"):
+        await cells.reclaim(manifest, 0, 20)
+    assert await cells.reclaim(manifest, 1, 20, wait=True) == "cell 1 has left the run"
+    assert [cell.index for cell in (await run.policy()).cells] == [0, 2]
     await present(run, 0, 2)
     report = await handle.result()
     assert (report["version"], len(report["steps"])) == (3, 3)

@@ -42,27 +42,29 @@ def cells_offer(count: int = 1, /, *, run_dir: Path | None = None) -> None:
     """
     manifest = find_run(run_dir)
     for _ in range(count):
-        print(asyncio.run(_offer(manifest)))
+        print(asyncio.run(offer(manifest)))
 
 
 def cells_reclaim(cell: int, /, *, deadline: float = 300.0, wait: bool = False, run_dir: Path | None = None) -> None:
     """Take a cell back within `deadline` seconds; with --wait, return when it is gone."""
     manifest = find_run(run_dir)
-    print(asyncio.run(_reclaim(manifest, cell, deadline, wait=wait)))
+    print(asyncio.run(reclaim(manifest, cell, deadline, wait=wait)))
 
 
 async def _elasticity(manifest: RunManifest) -> Elasticity:
     return await _ask(await _connected(manifest), manifest)
 
 
-async def _offer(manifest: RunManifest) -> str:
+async def offer(manifest: RunManifest) -> str:
+    """Offer one more cell like the last; what the Scheduler says. Raises InvalidInput where it refuses."""
     client = await _connected(manifest)
     elastic = await _ask(client, manifest)
     like = elastic.cells[-1].model_copy(update={"index": elastic.next_index})
     return await _update(client, manifest, "offer_cell", OfferCell(cell=like))
 
 
-async def _reclaim(manifest: RunManifest, cell: int, deadline: float, *, wait: bool) -> str:
+async def reclaim(manifest: RunManifest, cell: int, deadline: float, *, wait: bool = False) -> str:
+    """Take a cell back within `deadline` seconds; raises InvalidInput where the Scheduler refuses."""
     client = await _connected(manifest)
     said = await _update(client, manifest, "reclaim_cell", ReclaimCell(cell=cell, deadline_seconds=deadline))
     while wait and cell in {known.index for known in (await _ask(client, manifest)).cells}:

@@ -30,6 +30,7 @@ class CellSpec(Message):
     kv_tokens: int = Field(default=16384, ge=1)
     trains: bool = True
     stages: int = Field(default=1, ge=1, description="pipeline stages of its trainer, a process each")
+    replicas: int = Field(default=1, ge=1, description="copies of the model its trainer computes with, all its stages")
 
 
 class OfferCell(Message):

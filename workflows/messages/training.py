@@ -215,7 +215,7 @@ class RunMicroStep(ActorRequest):
 
 class MicroStepReply(Message):
     """The claim, as the batch records it. `repeated`: it was in the sum already and was not computed again. `order`: so
-    many micro-steps were in the cell's sum before it."""
+    many micro-steps were in the cell's sum before it; lanes (replicas of the model) are summed apart and then added."""
 
     batch: str
     index: int
@@ -225,6 +225,7 @@ class MicroStepReply(Message):
     version: int
     checksum: Checksum = Field(default="", description="of the weights the gradient was computed with")
     repeated: bool
+    lane: int = Field(default=0, ge=0)
     order: int = Field(default=0, ge=0)
     seconds: float
     metrics: TokenMetrics
