@@ -86,7 +86,7 @@ def load_fleet(path: Path) -> Fleet:
         return Fleet.model_validate(tomllib.loads(path.read_text()))
     except FileNotFoundError:
         raise InvalidSpec(f"no such fleet file: {path}") from None
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InvalidSpec(f"{path} is not TOML: {error}") from None
     except ValidationError as error:
         first = error.errors()[0]

@@ -91,5 +91,12 @@ def main(arguments: list[str] | None = None) -> None:
     except GyreError as error:
         Console(stderr=True).print(f"[red]error:[/] {escape(str(error))}", soft_wrap=True, highlight=False)
         sys.exit(USAGE_ERROR if isinstance(error, InvalidInput) else FAILURE)
+    except OSError as error:
+        if error.filename is None:
+            raise
+        # A file or folder that a person named, or that this machine does not let us use: no fault of the program.
+        where = f"{error.filename}: {error.strerror}"
+        Console(stderr=True).print(f"[red]error:[/] {escape(where)}", soft_wrap=True, highlight=False)
+        sys.exit(FAILURE)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)

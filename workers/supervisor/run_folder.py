@@ -103,6 +103,8 @@ def remove_published_weights(manifest: RunManifest) -> None:
 
 
 def _begin(fleet: Fleet, run_dir: Path, root: Path) -> RunManifest:
+    if not (root / fleet.model / "config.json").is_file():
+        raise InvalidInput(f"no model is at {root / fleet.model}: config.json is missing", field="model")
     if fleet.database_url:
         _require_empty(fleet.database_url)
     return _place(fleet, run_dir, root, free_ports(5 + 3 * len(fleet.cells), host=_HOST))

@@ -3,6 +3,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from workers.cli.app import main
+
 ROOT = Path(__file__).parents[3]
 
 
@@ -33,3 +37,21 @@ def test_help_names_every_command():
 
 def test_the_version_is_the_project_s():
     assert python("from workers.cli.app import main; main(['--version'])").startswith("opengyre 0.")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["fleet", "check", "FOLDER"], "FOLDER: Is a directory"),
+        (["burst", "check", "FOLDER"], "FOLDER: Is a directory"),
+        (["fleet", "check", "FOLDER/bytes"], "FOLDER/bytes is not TOML"),
+        (["up", "--run-dir", "FOLDER/bytes"], "FOLDER/bytes: File exists"),
+        (["up", "--run-dir", "/proc/nowhere/run"], "No such file or directory"),
+    ],
+)
+def test_a_place_that_cannot_be_used_is_named_without_a_traceback(tmp_path, capsys, arguments, said):
+    (tmp_path / "bytes").write_bytes(b"\xff")
+    with pytest.raises(SystemExit) as ended:
+        main([argument.replace("FOLDER", str(tmp_path)) for argument in arguments])
+    assert ended.value.code in (1, 2)
+    assert said.replace("FOLDER", str(tmp_path)) in capsys.readouterr().err

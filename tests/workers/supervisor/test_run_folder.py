@@ -93,3 +93,8 @@ def test_a_database_that_is_not_there_is_named(tmp_path):
     fleet = Fleet(run="x", database_url=f"postgresql://nobody@/none?host={tmp_path}")
     with pytest.raises(InvalidInput, match="database_url: the database cannot be used"):
         open_manifest(fleet, tmp_path / "run")
+
+
+def test_a_model_that_is_not_there_is_named_before_anything_starts(tmp_path):
+    with pytest.raises(InvalidInput, match=r"model: .*config\.json is missing"):
+        open_manifest(Fleet(model=str(tmp_path)), tmp_path / "run")
