@@ -39,8 +39,8 @@ class CheckpointStore:
             self.root.mkdir(parents=True, exist_ok=True)
             sync_folder(self.root.parent)
         name = f"v{meta.version:08d}-a{self._next_attempt(meta.version):04d}"
+        self._remove_drafts()  # a core that dies in every write must not fill the disk with what it leaves
         draft = self.root / f"{_DRAFT}{name}-{os.getpid()}"
-        shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir()
         try:
             fill(draft)
@@ -127,9 +127,14 @@ class CheckpointStore:
                 kept += 1
             else:
                 _remove(checkpoint.folder)
-        leftovers = [self.root / name for name in self.broken() if name < committed.folder.name]
-        for folder in (*leftovers, *self.root.glob(f"{_DRAFT}*")):
-            _remove(folder)
+        for name in self.broken():
+            if name < committed.folder.name:
+                _remove(self.root / name)
+        self._remove_drafts()
+
+    def _remove_drafts(self) -> None:
+        for draft in self.root.glob(f"{_DRAFT}*"):
+            _remove(draft)
 
     def _newest_first(self) -> Iterator[Checkpoint]:
         for reason in self.broken().values():

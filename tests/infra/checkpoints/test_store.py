@@ -239,3 +239,13 @@ def test_what_an_interrupted_removal_left_goes_with_the_next_commit(store: Check
     lose_manifest(store.root / "v00000001-a0001")
     store.commit("v00000003-a0001")
     assert names(store) == ["COMMITTED", "v00000002-a0001", "v00000003-a0001"]
+
+
+def test_drafts_of_dead_writers_do_not_pile_up(store: CheckpointStore) -> None:
+    store.write(meta(1), fill)
+    for pid in (7, 8):
+        fill_draft = store.root / f".draft-v00000002-a0001-{pid}"
+        fill_draft.mkdir()
+        fill(fill_draft)
+    store.write(meta(2), fill)
+    assert names(store) == ["v00000001-a0001", "v00000002-a0001"]

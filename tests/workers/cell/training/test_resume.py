@@ -212,11 +212,11 @@ class Cell:
     async def _strike(self, kill: Kill, pid: int) -> None:
         """Wait for the moment, kill, and say in the middle of what."""
         checkpoints = self.folder / "checkpoints"
-        known = set(checkpoints.glob("v*"))
+        known, draft = set(checkpoints.glob("v*")), f".draft-*-{pid}"
         while self.requests < kill.requests:
             await asyncio.sleep(0.0005)
         if kill.when == "writing":
-            while not any(checkpoints.glob(".draft-*")):
+            while not any(checkpoints.glob(draft)):
                 await asyncio.sleep(0.0005)
         if kill.when == "written":
             while set(checkpoints.glob("v*")) == known:
@@ -225,7 +225,7 @@ class Cell:
         os.kill(pid, signal.SIGKILL)
         while (stat := read_stat(pid)) is not None and not stat.dead:
             await asyncio.sleep(0.001)
-        drafts = list(checkpoints.glob(".draft-*"))
+        drafts = list(checkpoints.glob(draft))
         kill.struck = f"a draft of {len(list(drafts[0].iterdir()))} files" if drafts else "between writes"
 
     def trained(self) -> tuple[list[BatchLedger], Counter[tuple[str, str, int]]]:
