@@ -29,6 +29,7 @@ from infra.records.database import open_database
 from infra.routing.client import RoutingClient
 from infra.settings.run import RunManifest, Secrets, load_run
 from infra.temporal.client import connect
+from workers.control import metrics
 from workers.registration import activities_of, interceptors
 from workers.supervisor import hints
 from workflows.batch import TrainingBatch
@@ -126,7 +127,8 @@ async def serve(run_dir: Path) -> None:
             _log.info("control worker, boot %d, serves run %s", epoch, manifest.run)
             begin = asyncio.create_task(begin_run(manifest, client, engine))
             begin.add_done_callback(_log_failure)
-            await stop.wait()
+            with metrics.serving(engine, manifest.host, manifest.metrics_port):
+                await stop.wait()
             begin.cancel()
 
 
