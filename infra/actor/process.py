@@ -34,6 +34,7 @@ class ActorLaunch:
     root: Path
     threads: int = 1
     stages: int = 1
+    replicas: int = 1
     combine: str = "reads"
     keep_checkpoints: int = 3
     pace: PacedTrainer | None = None
@@ -51,6 +52,7 @@ class ActorLaunch:
             root=Path(run.root),
             threads=run.fleet.training_threads,
             stages=run.fleet.cells[cell].stages,
+            replicas=run.fleet.cells[cell].replicas,
             combine=run.fleet.combine,
             keep_checkpoints=run.fleet.keep_checkpoints,
             pace=run.fleet.paced_trainer if run.fleet.trainer == "paced" else None,
@@ -70,6 +72,7 @@ class ActorLaunch:
             "objects": self.objects_url,
             "threads": self.threads,
             "stages": self.stages,
+            "replicas": self.replicas,
             "combine": self.combine,
             "keep-checkpoints": self.keep_checkpoints,
             "parent": os.getpid(),

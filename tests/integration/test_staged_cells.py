@@ -1,4 +1,4 @@
-"""A burst whose core trains in two pipeline stages, on trees, its gradients combined by groups; replayed to the bit."""
+"""A core of two stages and a satellite of two replicas train on trees and combine by groups; replayed to the bit."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -23,8 +23,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.asyncio(lo
 async def run(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Run]:
     folder = tmp_path_factory.mktemp("staged")
     fleet = paced_fleet(folder, run="staged", cells=2, turns=3)
-    core, *satellites = fleet.cells
-    cells = (core.model_copy(update={"stages": 2}), *satellites)
+    core, satellite = fleet.cells
+    cells = (core.model_copy(update={"stages": 2}), satellite.model_copy(update={"replicas": 2}))
     async with LocalStack(fleet.model_copy(update={"cells": cells, "combine": "groups"}), folder / "run") as stack:
         await stack.ready(timeout_seconds=240)
         yield Run(stack)

@@ -24,7 +24,7 @@ from workers.cell.training.pipeline.process import main
 from workers.cell.training.pipeline.schedule import Usage
 from workers.cell.training.pipeline.stage import Stage, StageServer
 from workers.cell.training.weights_state import HeldWeights
-from workflows.messages.errors import ActorUnavailable
+from workflows.messages.errors import ActorUnavailable, InvalidInput
 
 PLAN_VARIABLE = "GYRE_BENCH_PIPELINE"
 WAYS = ("open_ended", "megatron_batched", "megatron_separate")
@@ -35,7 +35,10 @@ def measure(folder: Path, *, stages: int, steps: int, tokens: int, rounds: int, 
     """Run the rounds; see `summary` for what comes out."""
     os.environ[PLAN_VARIABLE] = json.dumps({"steps": steps, "tokens": tokens, "rounds": rounds + 1})
     processes = StageProcesses(folder, stages, threads, module="workers.bench.pipeline.rounds")
-    pipeline, others, groups = join(processes)
+    pipeline, groups = join(processes)
+    if groups is None:
+        raise InvalidInput("one stage is no pipeline", field="stages")
+    others = pipeline.others.frames
     pipeline.whole.load_hf(load_weights(folder))
     work = micro_steps(steps, tokens, pipeline.whole.arch.vocab_size)
     times: dict[str, list[Timed]] = {way: [] for way in WAYS}

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from workers.cell.training.actor import TrainingActor
     from workers.cell.training.paced import PacedActor
+    from workers.cell.training.pipeline.children import StageProcesses
     from workers.cell.training.settings import ActorSettings
 
 PR_SET_PDEATHSIG = 1
@@ -35,6 +36,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--objects", required=True, help="URL of the run's object store")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--stages", type=int, default=1, help="pipeline stages; every one but the first is a process")
+    parser.add_argument("--replicas", type=int, default=1, help="copies of the model, all of its stages")
     parser.add_argument("--combine", choices=("reads", "groups"), default="reads")
     parser.add_argument("--keep-checkpoints", type=int, default=3)
     parser.add_argument("--pace", default="", help="JSON of a PacedTrainer: compute nothing, take that time")
@@ -78,20 +80,26 @@ def _actor(settings: "ActorSettings", options: argparse.Namespace) -> "TrainingA
         from workers.cell.training.paced import PacedActor
 
         return PacedActor(settings, PacedTrainer.model_validate_json(options.pace))
-    from workers.cell.training.pipeline.children import StageProcesses
-
-    # Before this process loads its own libraries: the stages load theirs meanwhile.
-    processes = StageProcesses(settings.model, options.stages, options.threads) if options.stages > 1 else None
+    # Before this process loads its own libraries: the other stages load theirs meanwhile.
+    stages = _stages(settings.model, options) if options.stages * options.replicas > 1 else None
     import torch
 
     from workers.cell.training.actor import TrainingActor
 
     torch.set_num_threads(options.threads)
-    if processes is None:
+    if stages is None:
         return TrainingActor(settings)
-    from workers.cell.training.pipeline.launch import start_pipeline
+    from workers.cell.training.pipeline.launch import start_stream
 
-    return TrainingActor(settings, stream=start_pipeline(processes))
+    return TrainingActor(settings, stream=start_stream(*stages))
+
+
+def _stages(model: Path, options: argparse.Namespace) -> "tuple[StageProcesses, list[StageProcesses]]":
+    """The stages that this process leads, and those of the other replicas."""
+    from workers.cell.training.pipeline.children import StageProcesses
+
+    own = StageProcesses(model, options.stages, options.threads)
+    return own, [StageProcesses(model, options.stages, options.threads, first=0) for _ in range(options.replicas - 1)]
 
 
 if __name__ == "__main__":

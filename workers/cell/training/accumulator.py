@@ -18,12 +18,14 @@ _REMEMBERED_BATCHES = 256
 
 @dataclass(frozen=True)
 class Entry:
-    """One micro-step in the sum. `payload` is the sha256 of what was computed, `order` its place in the sum."""
+    """One micro-step in the sum. `payload` is the sha256 of what was computed; `lane` and `order` are its place in the
+    sum: lanes are summed apart, each in order, and added at the end."""
 
     attempt: int
     payload: str
     metrics: TokenMetrics
     seconds: float
+    lane: int = 0
     order: int = 0
 
 

@@ -55,7 +55,8 @@ class TrainingActor:
         self._model = self._stream.whole
         self._endpoint = endpoint or TransferEndpoint()
         self._objects = ObjectStore(settings.objects_url)
-        self._stream.reference = self._references = ReferencePolicies(settings.model)
+        self._references = ReferencePolicies(settings.model)
+        self._stream.use_reference(self._references)
         self._books = Accumulator()
         self._weights = WeightsState()
         self._flow = MicroStepFlow(settings, self._books, self._weights, self._stream, self._buffer)

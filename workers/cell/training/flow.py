@@ -24,13 +24,14 @@ from workflows.messages.training import MicroStepReply, RunMicroStep, TokenMetri
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Flight:
     """A micro-step that is being computed, and who waits for it."""
 
     request: RunMicroStep
     answer: Answer
     started: float
+    lane: int = 0
 
 
 class MicroStepFlow:
@@ -69,9 +70,9 @@ class MicroStepFlow:
             raise Fenced(f"attempt {request.attempt} of micro-step {step.index} was given up by its caller")
         self._weights.require(self._books.version)
         packed, buffer = self.fetch(step), self._buffer()
-        self._flights[step.index] = _Flight(request, answer, time.monotonic())
+        flight = self._flights[step.index] = _Flight(request, answer, time.monotonic())
         try:
-            self._stream.feed(packed, request.loss, lambda result: self._landed(step.index, result))
+            flight.lane = self._stream.feed(packed, request.loss, lambda result: self._landed(step.index, result))
         except BaseException as error:
             self._flights.pop(step.index, None)
             if not (isinstance(error, (InvalidInput, Permanent)) and buffer.is_attached()):
@@ -115,7 +116,8 @@ class MicroStepFlow:
         if not self._buffer().is_attached():
             raise Permanent("a gradient was added outside the buffer")
         request, seconds = flight.request, time.monotonic() - flight.started
-        entry = Entry(request.attempt, request.micro_step.payload.sha256, result, seconds, order=self._books.count)
+        place = {"lane": flight.lane, "order": self._books.count}
+        entry = Entry(request.attempt, request.micro_step.payload.sha256, result, seconds, **place)
         self._books.add(index, entry)
         del self._flights[index]
         flight.answer(self._claim(request, entry, repeated=False))
@@ -140,6 +142,7 @@ class MicroStepFlow:
             version=self._books.version,
             checksum=self._weights.checksum,
             repeated=repeated,
+            lane=entry.lane,
             order=entry.order,
             seconds=entry.seconds,
             metrics=entry.metrics,

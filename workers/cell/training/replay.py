@@ -58,7 +58,7 @@ class BatchReplay(Message):
 
 @dataclass(frozen=True)
 class RecordedBatch:
-    """What the records say of a batch that made an update: `order` is cell -> its micro-steps as it summed them."""
+    """What the records say of a batch that made an update. `order`: cell -> lane -> micro-steps as they were summed."""
 
     batch: str
     version: int
@@ -68,7 +68,7 @@ class RecordedBatch:
     normalizer: int
     norm: float
     checksum: str
-    order: dict[int, list[int]]
+    order: dict[int, dict[int, list[int]]]
     payloads: dict[int, tuple[str, str]]
     """uri and sha256 of each micro-step."""
 
@@ -86,12 +86,14 @@ def recorded(engine: Engine, batch: str) -> RecordedBatch:
         done = connection.execute(select(claims).where(claims.c.batch == batch, claims.c.done_at.is_not(None))).all()
         stored = connection.execute(select(micro_steps).where(micro_steps.c.batch == batch)).all()
     accepted = {(entry["index"], entry["attempt"], entry["cell"], entry["boot_epoch"]) for entry in row.accepted}
-    order: dict[int, list[int]] = {}
+    order: dict[int, dict[int, list[int]]] = {}
     for claim in sorted(done, key=lambda claim: ((claim.metrics or {}).get("order", 0), claim.done_at)):
         if (claim.micro_step, claim.attempt, claim.cell, claim.boot_epoch) in accepted:
-            order.setdefault(claim.cell, []).append(claim.micro_step)
-    if sum(map(len, order.values())) != len(accepted):
-        raise AuditFailure(f"{len(accepted)} micro-steps counted, {sum(map(len, order.values()))} claims are done")
+            lane = int((claim.metrics or {}).get("lane", 0))
+            order.setdefault(claim.cell, {}).setdefault(lane, []).append(claim.micro_step)
+    counted = sum(len(steps) for lanes in order.values() for steps in lanes.values())
+    if counted != len(accepted):
+        raise AuditFailure(f"{len(accepted)} micro-steps counted, {counted} claims are done")
     return RecordedBatch(
         batch=batch,
         version=row.version_before,
@@ -122,13 +124,17 @@ def replay(
     for cell, own_head in sorted((cell, cell in staged) for cell in found.order):
         model = build_model(arch, ModelPart.whole(arch, own_head=own_head))
         model.load_hf(weights)
-        steps = [_fetch(objects, *found.payloads[index]) for index in found.order[cell]]
-        sums.append(cell_sum(SingleStageStream(model, references), steps, found.settings))
+        stream = SingleStageStream(model, references)
+        lanes = [
+            cell_sum(stream, [_fetch(objects, *found.payloads[index]) for index in indices], found.settings)
+            for _, indices in sorted(found.order[cell].items())
+        ]
+        sums.append(sum_in_order(lanes[0], lanes[1:]))
     combined = combine(sums, found.normalizer, found.settings.max_grad_norm)
     return BatchReplay(
         batch=found.batch,
         version=found.version,
-        micro_steps=sum(map(len, found.order.values())),
+        micro_steps=sum(len(steps) for lanes in found.order.values() for steps in lanes.values()),
         cells=tuple(sorted(found.order)),
         recorded_norm=found.norm,
         norm=combined.norm,
@@ -139,7 +145,7 @@ def replay(
 
 
 def cell_sum(stream: SingleStageStream, steps: Sequence[PackedMicroStep], settings: Training) -> Tensor:
-    """fp32 [elements]: the gradients of `steps`, added one after the other as an actor does.
+    """fp32 [elements]: the gradients of `steps`, added one after the other as an actor does with those of one lane.
 
     In several stages, a tied embedding's two uses are summed apart and added up at the end, and so they are here if the
     stream's model has a head of its own.

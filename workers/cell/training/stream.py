@@ -31,7 +31,9 @@ Fed = Callable[[TokenMetrics | GyreError], None]
 class MicroStepStream(Protocol):
     """Turns micro-steps into gradients, in the order in which they are fed."""
 
-    reference: ReferenceLogprobs
+    def use_reference(self, reference: ReferenceLogprobs) -> None:
+        """Where log-probs under reference policies come from."""
+        ...
 
     @property
     def whole(self) -> WholePolicy:
@@ -51,8 +53,12 @@ class MicroStepStream(Protocol):
         """Micro-steps fed and not yet finished."""
         ...
 
-    def feed(self, step: PackedMicroStep, settings: LossSettings, fed: Fed) -> None:
-        """Add the gradient of `step` to the sum; it may be there only after later calls. Raises InvalidInput."""
+    def feed(self, step: PackedMicroStep, settings: LossSettings, fed: Fed) -> int:
+        """Add the gradient of `step` to the sum; it may be there only after later calls. Raises InvalidInput.
+
+        Returns its lane: micro-steps of one lane are summed in the order in which they were fed, lanes in their order
+        at the end.
+        """
         ...
 
     def advance(self) -> None:
@@ -118,6 +124,9 @@ class SingleStageStream:
     def __init__(self, model: PolicyModel, reference: ReferenceLogprobs = no_reference) -> None:
         self.whole, self.reference = model, reference
 
+    def use_reference(self, reference: ReferenceLogprobs) -> None:
+        self.reference = reference
+
     def hold(self, weights: HeldWeights) -> None:
         """The whole is what it computes with."""
 
@@ -134,9 +143,10 @@ class SingleStageStream:
             loss.total.backward()
         return loss.metrics
 
-    def feed(self, step: PackedMicroStep, settings: LossSettings, fed: Fed) -> None:
+    def feed(self, step: PackedMicroStep, settings: LossSettings, fed: Fed) -> int:
         """See MicroStepStream; done when it returns. Raises what it refuses, instead of telling."""
         fed(self.run(step, settings))
+        return 0
 
     def advance(self) -> None:
         """Nothing is ever in flight with one stage."""

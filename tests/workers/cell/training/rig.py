@@ -13,9 +13,9 @@ from infra.weights.architecture import Architecture
 from infra.weights.folder import load_weights
 from infra.weights.names import to_hf
 from tests.workers.cell.training.material import Sampled, pack, put, sampled
-from tests.workers.cell.training.staged import pipeline_of_threads
+from tests.workers.cell.training.staged import pipeline_of_threads, replicas_of_threads
 from workers.cell.training.actor import ActorSettings, TrainingActor
-from workers.cell.training.pipeline.front import Pipeline
+from workers.cell.training.stream import MicroStepStream
 from workflows.messages import training as m
 from workflows.messages.loss import LossSettings
 
@@ -37,8 +37,10 @@ def endpoint(cell: int) -> TransferEndpoint:
 
 
 @functools.cache
-def pipeline(policy: Path, cell: int, stages: int, dtype: str) -> Pipeline:
+def pipeline(policy: Path, cell: int, stages: int, replicas: int, dtype: str) -> MicroStepStream:
     """One pipeline per cell and kind for the whole session."""
+    if replicas > 1:
+        return replicas_of_threads(policy, stages, replicas, getattr(torch, dtype))
     return pipeline_of_threads(policy, stages, getattr(torch, dtype))
 
 
@@ -46,9 +48,15 @@ class Rig:
     """`core` and satellites made on demand; all read the same object store."""
 
     def __init__(
-        self, folder: Path, policy: Path, *, dtype: str = "float32", stages: Sequence[int] = (), combine: str = "reads"
+        self,
+        folder: Path,
+        policy: Path,
+        *,
+        dtype: str = "float32",
+        stages: Sequence[tuple[int, int]] = (),
+        combine: str = "reads",
     ) -> None:
-        """`stages`: pipeline stages of each cell, as threads; one where it says nothing."""
+        """`stages`: pipeline stages and replicas of each cell, as threads; one where it says nothing."""
         self.folder, self.policy, self.dtype, self.stages, self.combine = folder, policy, dtype, stages, combine
         self.objects = ObjectStore(f"file://{folder}/objects")
         self.core = self.actor(0)
@@ -70,9 +78,9 @@ class Rig:
             self._stream(cell),
         )
 
-    def _stream(self, cell: int) -> Pipeline | None:
-        stages = self.stages[cell] if cell < len(self.stages) else 1
-        return pipeline(self.policy, cell, stages, self.dtype) if stages > 1 else None
+    def _stream(self, cell: int) -> MicroStepStream | None:
+        shape = self.stages[cell] if cell < len(self.stages) else (1, 1)
+        return pipeline(self.policy, cell, *shape, self.dtype) if shape != (1, 1) else None
 
     def satellite(self, cell: int = 1) -> TrainingActor:
         """A satellite with the core's weights."""

@@ -12,8 +12,10 @@ from infra.weights.architecture import Architecture
 from infra.weights.layout import FlatLayout
 from workers.cell.training.model import build_model
 from workers.cell.training.parts import stages_of
+from workers.cell.training.pipeline.chain import Chain
 from workers.cell.training.pipeline.front import Pipeline
 from workers.cell.training.pipeline.orders import Frames, Order, Report
+from workers.cell.training.pipeline.replicas import Replica, Replicated
 from workers.cell.training.pipeline.stage import Stage, StageServer
 from workers.cell.training.whole import HostPolicy
 
@@ -47,18 +49,29 @@ class QueueLink:
 
 def pipeline_of_threads(folder: Path, stages: int, dtype: torch.dtype = torch.float32) -> Pipeline:
     """Ends with `close`, or with the process."""
-    arch = Architecture.from_folder(folder)
-    parts, link, others = stages_of(arch, stages), QueueLink(), []
-    first = Stage(build_model(arch, parts[0], dtype), link, 0, stages)
-    for number in range(1, stages):
+    arch, link = Architecture.from_folder(folder), QueueLink()
+    first = Stage(build_model(arch, stages_of(arch, stages)[0], dtype), link, 0, stages)
+    chain = _chain(arch, stages, dtype, link)
+    return Pipeline(HostPolicy(arch, dtype), first, chain, abandon=lambda: None)
+
+
+def replicas_of_threads(folder: Path, stages: int, replicas: int, dtype: torch.dtype = torch.float32) -> Replicated:
+    """The same with more copies of the model."""
+    arch, front = Architecture.from_folder(folder), pipeline_of_threads(folder, stages, dtype)
+    return Replicated(front, [Replica(_chain(arch, stages, dtype, None)) for _ in range(replicas - 1)])
+
+
+def _chain(arch: Architecture, stages: int, dtype: torch.dtype, link: QueueLink | None) -> Chain:
+    """The stages after the one with `link`, or all of them."""
+    first, frames, parts = int(link is not None), [], stages_of(arch, stages)
+    for number in range(first, stages):
         link = QueueLink(link)
         stage = Stage(build_model(arch, parts[number], dtype), link, number, stages)
         ours, theirs = Pipe()
         server = StageServer(stage, Frames(theirs, Order, lost=lambda: None))
         threading.Thread(target=_serve, args=(server, theirs), daemon=True).start()
-        others.append(Frames(ours, Report, lost=lambda: None))
-    layouts = [FlatLayout.of(part.shapes(arch)) for part in parts[1:]]
-    return Pipeline(HostPolicy(arch, dtype), first, others, layouts, abandon=lambda: None)
+        frames.append(Frames(ours, Report, lost=lambda: None))
+    return Chain(frames, [FlatLayout.of(part.shapes(arch)) for part in parts[first:]], dtype)
 
 
 def _serve(server: StageServer, connection) -> None:

@@ -1,5 +1,6 @@
 """One batch, cut every way: the gradient, the update and the books are those of one machine (field case 35)."""
 
+import itertools
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from workflows.messages.errors import TransferFailed
 
 LENGTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 17, 20)
 EXECUTIONS = [sampled(f"e{k}", (-1.0) ** k * (1 + k % 3), 3 + k, n, seed=5) for k, n in enumerate(LENGTHS)]
+ONE, IN_TWO, TWICE, TWICE_IN_TWO = (1, 1), (2, 1), (1, 2), (2, 2)
 TOLERANCE = {"float32": 1e-5, "float64": 1e-10}
 
 
@@ -27,14 +29,15 @@ TOLERANCE = {"float32": 1e-5, "float64": 1e-10}
 class Cut:
     """`parts`: the micro-step of each execution. `owners`: the cell of each micro-step, computed in this order.
 
-    Satellites join when they compute for the first time, those that never do before the window closes. The one that
-    dies has computed its share; `dies_late`: it is found out only when its gradient cannot be had.
+    `shapes`: pipeline stages and replicas of each cell. Satellites join when they compute for the first time, those
+    that never do before the window closes. The one that dies has computed its share; `dies_late`: it is found out only
+    when its gradient cannot be had.
     """
 
     parts: tuple[int, ...]
     owners: tuple[int, ...]
     cells: int = 1
-    stages: tuple[int, ...] = (1, 1, 1)
+    shapes: tuple[tuple[int, int], ...] = ((1, 1),) * 3
     dies: int | None = None
     dies_late: bool = False
 
@@ -48,9 +51,9 @@ def cuts(draw: st.DrawFn) -> Cut:
     parts = [*range(count), *(draw(st.integers(0, count - 1)) for _ in range(12 - count))]
     cells = draw(st.integers(1, 3))
     owners = draw(st.lists(st.integers(0, cells - 1), min_size=count, max_size=count))
-    stages = draw(st.tuples(*[st.sampled_from((1, 2))] * 3))
+    shapes = draw(st.tuples(*[st.sampled_from((ONE, IN_TWO, TWICE, TWICE_IN_TWO))] * 3))
     dies = draw(st.none() | st.integers(1, cells - 1)) if cells > 1 else None
-    return Cut(tuple(draw(st.permutations(parts))), tuple(owners), cells, stages, dies, draw(st.booleans()))
+    return Cut(tuple(draw(st.permutations(parts))), tuple(owners), cells, shapes, dies, draw(st.booleans()))
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +87,9 @@ class Batch:
             for index in mine:
                 self.attempts[index] = attempt = self.attempts.get(index, 0) + 1
                 step = put(self.rig.objects, pack(self.cut.executions(index), index=index))
-                request = m.RunMicroStep(micro_step=step, attempt=attempt, loss=CLIP["loss"], boot_epoch=1)
+                request = m.RunMicroStep(
+                    micro_step=step, attempt=attempt, loss=CLIP["loss"], boot_epoch=1, lease_epoch=0
+                )
                 actor.feed(request, actor.generation, lambda: False, answers.append)
             while actor.in_flight:
                 actor.advance()
@@ -137,18 +142,18 @@ def assert_close(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor], tole
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @settings(deadline=None, max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @example(cut=Cut((0,) * 12, (0,)))
-@example(cut=Cut((0,) * 12, (0,), 2, (2, 1, 1)))
-@example(cut=Cut(tuple(range(12)), (0, 1, 2) * 4, 3, (2, 1, 2)))
-@example(cut=Cut(tuple(range(12)), (1,) * 12, 2, (1, 2, 1)))
-@example(cut=Cut(tuple(range(12)), (0, 1) * 6, 2, (2, 2, 1), dies=1, dies_late=True))
+@example(cut=Cut((0,) * 12, (0,), 2, (IN_TWO, ONE, ONE)))
+@example(cut=Cut(tuple(range(12)), (0, 1, 2) * 4, 3, (IN_TWO, ONE, TWICE)))
+@example(cut=Cut(tuple(range(12)), (1,) * 12, 2, (ONE, IN_TWO, ONE)))
+@example(cut=Cut(tuple(range(12)), (0, 1) * 6, 2, (IN_TWO, TWICE_IN_TWO, ONE), dies=1, dies_late=True))
 @given(cut=cuts())
 def test_the_gradient_is_that_of_one_machine(
     tmp_path_factory: pytest.TempPathFactory, policy: Path, wanted: dict[str, Tensor], dtype: str, cut: Cut
 ) -> None:
-    rig = Rig(tmp_path_factory.mktemp("cut"), policy, dtype=dtype, stages=cut.stages, combine="groups")
+    rig = Rig(tmp_path_factory.mktemp("cut"), policy, dtype=dtype, stages=cut.shapes, combine="groups")
     batch = Batch(rig, cut)
-    for index, owner in enumerate(cut.owners):
-        batch.compute({owner: [index]})
+    for owner, together in itertools.groupby(enumerate(cut.owners), key=lambda pair: pair[1]):
+        batch.compute({owner: [index for index, _ in together]})
     if cut.dies is not None and not cut.dies_late:
         batch.lose(cut.dies)
     sealed = batch.seal()

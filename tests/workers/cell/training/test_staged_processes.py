@@ -1,4 +1,4 @@
-"""Cells of two stages in real processes over gloo: one update together, and what happens when a stage dies."""
+"""Real processes: a core of two stages over gloo and a satellite of two replicas make one update, and die as cells."""
 
 import asyncio
 import os
@@ -36,7 +36,8 @@ async def start(tmp_path: Path, policy: Path) -> AsyncIterator[Callable]:
             objects_url=f"file://{tmp_path}/objects",
             log=tmp_path / f"actor-{cell}.log",
             root=ROOT,
-            stages=2,
+            stages=2 - cell,
+            replicas=1 + cell,
             combine="groups",
         )
         process = ActorProcess(launch, KEY)
@@ -65,11 +66,11 @@ async def gone(pid: int) -> bool:
 async def run(objects: ObjectStore, client: ActorClient, indices: list[int]) -> list[m.MicroStepReply]:
     """All at once: the pipeline has several in flight."""
     steps = [put(objects, pack([twelve_executions()[index]], index=index)) for index in indices]
-    requests = [m.RunMicroStep(micro_step=step, attempt=1, loss=CLIP["loss"], boot_epoch=1) for step in steps]
+    requests = [m.RunMicroStep(micro_step=step, attempt=1, **CLIP, **BOOT) for step in steps]  # pyright: ignore
     return await asyncio.gather(*(client.run_micro_step(request) for request in requests))
 
 
-async def test_cells_of_two_stages_make_one_update_and_die_as_one(
+async def test_a_core_in_stages_and_a_satellite_in_replicas_make_one_update_and_die_as_cells(
     start: Callable, policy: Path, tmp_path: Path
 ) -> None:
     processes = await asyncio.gather(start(0), start(1))
@@ -83,7 +84,12 @@ async def test_cells_of_two_stages_make_one_update_and_die_as_one(
         await client.open_batch(m.OpenBatch(batch="b", version=0, checksum=base.checksum, **BOOT))
     shares = [[0, 3, 6, 9, 10, 11], [1, 4, 7, 2, 5, 8]]
     replies = await asyncio.gather(*(run(objects, *pair) for pair in zip(clients, shares, strict=True)))
-    assert [[reply.index for reply in sorted(mine, key=lambda one: one.order)] for mine in replies] == shares
+    for mine, share in zip(replies, shares, strict=True):
+        in_order = sorted(mine, key=lambda one: one.order)
+        for lane in {one.lane for one in mine}:
+            fed = [one.index for one in in_order if one.lane == lane]
+            assert fed == sorted(fed, key=share.index)
+    assert [{one.lane for one in mine} for mine in replies] == [{0}, {0, 1}]
     sealed = [await client.seal(m.BatchRequest(batch="b", **BOOT)) for client in clients]
     assert [len(one.accumulated) for one in sealed] == [6, 6]
 

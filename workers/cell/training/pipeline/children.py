@@ -12,6 +12,10 @@ import sys
 import threading
 from multiprocessing.connection import Connection, Listener
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 log = logging.getLogger(__name__)
 
@@ -21,16 +25,24 @@ STAGE_MODULE = "workers.cell.training.pipeline.process"
 
 
 class StageProcesses:
-    """Stages 1 to `stages` - 1. Make it in the main thread: they die when the thread that made it ends."""
+    """Stages `first` to `stages` - 1; the ones before are in this process. Make it in the main thread: they die when
+    the thread that made it ends."""
 
     def __init__(
-        self, folder: Path, stages: int, threads: int, *, dtype: str = "float32", module: str = STAGE_MODULE
+        self,
+        folder: Path,
+        stages: int,
+        threads: int,
+        *,
+        first: int = 1,
+        dtype: str = "float32",
+        module: str = STAGE_MODULE,
     ) -> None:
-        self.folder, self.stages, self.dtype = folder, stages, dtype
+        self.folder, self.stages, self.first, self.dtype = folder, stages, first, dtype
         key = secrets.token_hex(16)
         self._listener = Listener(("127.0.0.1", 0), authkey=key.encode())
         self._ending = threading.Event()
-        for stage in range(1, stages):
+        for stage in range(first, stages):
             options = {
                 "stage": stage,
                 "stages": stages,
@@ -46,15 +58,16 @@ class StageProcesses:
             child = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL)
             threading.Thread(target=self._watch, args=(stage, child), name=f"stage-{stage}", daemon=True).start()
 
-    def meet(self, store_port: int) -> list[Connection]:
-        """Tell every stage where the process groups meet; the connections, in order of the stages."""
+    def meet(self, store: "TCPStore") -> list[Connection]:
+        """Tell every stage where its process groups meet; the connections, in order of the stages."""
+        self._store = store  # as long as there are stages that may ask it
         connections: dict[int, Connection] = {}
-        while len(connections) < self.stages - 1:
+        while len(connections) < self.stages - self.first:
             connection = self._listener.accept()
             connections[int(connection.recv_bytes())] = connection
-            connection.send_bytes(str(store_port).encode())
+            connection.send_bytes(str(store.port).encode())
         self._listener.close()
-        return [connections[stage] for stage in range(1, self.stages)]
+        return [connections[stage] for stage in range(self.first, self.stages)]
 
     def end(self) -> None:
         """From now on they may end."""

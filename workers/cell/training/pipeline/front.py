@@ -1,30 +1,30 @@
 """The first stage, which the actor lives in: it feeds the pipeline, keeps the whole's weights and gathers gradients.
 
-Failing is simple: a stage that is gone takes the process down with it (`lost`), the cell boots again, and only its own
+Failing is simple: a stage that is gone takes the process down with it, the cell boots again, and only its own
 micro-steps go back into the stream.
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from infra.micro_steps import PackedMicroStep, encode
 from infra.transfer import TransferEndpoint
-from infra.weights.layout import FlatLayout
 from workers.cell.training.gradients import GradientBuffer
 from workers.cell.training.loss import micro_step_loss
-from workers.cell.training.parts import EMBEDDING, HEAD, with_head
-from workers.cell.training.pipeline.orders import Frames, Order, Report, as_bytes, as_tensor
+from workers.cell.training.parts import with_head
+from workers.cell.training.pipeline.chain import Chain, Work, add_up, result_of
+from workers.cell.training.pipeline.orders import Order, as_bytes, as_tensor
 from workers.cell.training.pipeline.schedule import Usage
-from workers.cell.training.pipeline.stage import Stage, usage_of
+from workers.cell.training.pipeline.stage import Stage, loss_of
 from workers.cell.training.stream import Fed, ReferenceLogprobs, no_reference
 from workers.cell.training.weights_state import HeldWeights
 from workers.cell.training.whole import HostPolicy
-from workflows.messages import errors
-from workflows.messages.errors import ActorUnavailable, GyreError, Permanent
+from workflows.messages.errors import GyreError
 from workflows.messages.loss import LossSettings
 from workflows.messages.training import TokenMetrics
 
@@ -32,30 +32,27 @@ from workflows.messages.training import TokenMetrics
 @dataclass(frozen=True)
 class _Waiting:
     number: int
-    step: PackedMicroStep
     fed: Fed
 
 
 class Pipeline:
-    """A MicroStepStream. `stage` is the first stage, `others` the connections to the rest, in order, with their
-    layouts; `abandon` ends this process. One caller, the compute thread."""
+    """A MicroStepStream. `stage` is the first stage, `others` the rest, none if it is the only one; `abandon` ends this
+    process. One caller, the compute thread."""
 
-    def __init__(
-        self,
-        whole: HostPolicy,
-        stage: Stage,
-        others: Sequence[Frames],
-        layouts: Sequence[FlatLayout],
-        abandon: Callable[[], None],
-    ) -> None:
+    def __init__(self, whole: HostPolicy, stage: Stage, others: Chain, abandon: Callable[[], None]) -> None:
         self.whole, self.stage = whole, stage
         self.reference: ReferenceLogprobs = no_reference
-        self._others, self._layouts, self._abandon = tuple(others), tuple(layouts), abandon
+        self.others, self._abandon = others, abandon
         self._waiting: deque[_Waiting] = deque()
+        self._own_results: deque[TokenMetrics | GyreError] = deque()
         self._held: HeldWeights | None = None
         self._number = 0
         self.sums = 0
         """Counts what changed the gradient sums: micro-steps fed and fresh starts."""
+
+    def use_reference(self, reference: ReferenceLogprobs) -> None:
+        """Its log-probs are computed here, by one whole copy of the reference policy, and go to the last stage."""
+        self.reference = reference
 
     # -- weights and gradients, with nothing in flight -----------------------------------------------------------------
 
@@ -63,56 +60,50 @@ class Pipeline:
         """Have every stage compute with the whole's weights, which are `weights`; nothing moves if they do already."""
         if self._held == weights:
             return
-        named = {name: parameter.detach() for name, parameter in self.whole.named_parameters()}
-        named = with_head(self.whole.arch, named)
-        for frames, layout in zip(self._others, self._layouts, strict=True):
-            flat = torch.empty(layout.elements, dtype=self.stage.model.dtype)
-            for name, view in layout.views(flat).items():
-                view.copy_(named[name])
-            frames.send(Order(op="weights"), as_bytes(flat))
+        named = self.named()
+        self.others.send_weights(named)
         self.stage.load(named)
-        for frames in self._others:
-            self._answer(frames, "weights")
+        self.others.loaded()
         self._held = weights
 
+    def named(self) -> dict[str, Tensor]:
+        """The whole's weights, the head under a name of its own."""
+        return with_head(self.whole.arch, {name: one.detach() for name, one in self.whole.named_parameters()})
+
     def allocate(self) -> None:
-        self._tell(Order(op="allocate"))
+        self.others.tell(Order(op="allocate"))
         self.stage.allocate()
 
     def free(self) -> None:
-        self._tell(Order(op="free"))
+        self.others.tell(Order(op="free"))
         self.stage.free()
 
     def zero(self) -> None:
         self.sums += 1
-        self._tell(Order(op="zero"))
+        self.others.tell(Order(op="zero"))
         self.stage.zero()
 
     def gather(self, into: dict[str, Tensor]) -> None:
-        """Write the stages' sums into the whole's views. A tied model's embedding has the sums of both its uses."""
-        self._tell(Order(op="gradient"))
-        found = self.stage.layout.views(self.stage.gradient().cpu())
-        for frames, layout in zip(self._others, self._layouts, strict=True):
-            found |= layout.views(as_tensor(self._answer(frames, "gradient")[1], self.stage.model.dtype))
-        for name, view in into.items():
-            view.copy_(found[name])
-        if HEAD not in into:
-            into[EMBEDDING] += found[HEAD]
+        """Add the stages' sums to the whole's views."""
+        self.others.tell(Order(op="gradient"))
+        add_up(into, self.stage.layout.views(self.stage.gradient().cpu()) | self.others.gradient())
 
     def look(self, step: PackedMicroStep) -> Tensor:
         """Logits [r, vocab] of a micro-step, forward only."""
         self.drain()
-        self._tell(Order(op="look"), encode(step))
-        self.stage.schedule.look(self.stage.tensors(step))
-        data = self._answer(self._others[-1], "look")[1]
+        self.others.tell(Order(op="look"), encode(step))
+        logits = self.stage.schedule.look(self.stage.tensors(step))
+        if logits is not None:
+            return logits
+        data = self.others.answer(self.others.frames[-1], "look")[1]
         return as_tensor(data, self.stage.model.dtype).view(-1, self.whole.arch.vocab_size)
 
     def usage(self) -> list[Usage]:
         """Of each stage since last asked."""
-        self._tell(Order(op="usage"))
-        reports = [usage_of(self.stage.schedule)]
-        reports += [self._answer(frames, "usage")[0] for frames in self._others]
-        return [Usage(one.busy_seconds, one.waiting_seconds, deque(one.passes)) for one in reports]
+        self.others.tell(Order(op="usage"))
+        schedule = self.stage.schedule
+        own, schedule.usage = schedule.usage, Usage()
+        return [own, *self.others.usage()]
 
     def gradient_buffer(self, endpoint: TransferEndpoint) -> GradientBuffer:
         return StagedGradients(self, endpoint)
@@ -123,22 +114,31 @@ class Pipeline:
     def in_flight(self) -> int:
         return len(self._waiting)
 
-    def feed(self, step: PackedMicroStep, settings: LossSettings, fed: Fed) -> None:
+    def feed(self, step: PackedMicroStep, settings: LossSettings, fed: Fed) -> int:
         """See MicroStepStream."""
+        if (work := self.work(step, settings, fed)) is not None:
+            self.feed_work(step, work, fed)
+        return 0
+
+    def work(self, step: PackedMicroStep, settings: LossSettings, fed: Fed) -> Work | None:
+        """What goes to the stages; None if nothing has to, and then `fed` has been told."""
         tensors = self.stage.tensors(step)
-        if not len(tensors.rows):
-            empty = torch.zeros(0, self.whole.arch.vocab_size)
-            fed(micro_step_loss(empty, step, settings, self.reference(step, settings)).metrics)
-            return
         reference = self.reference(step, settings)
-        tail = as_bytes(reference.to(self.stage.model.dtype)) if reference is not None else b""
+        if not len(tensors.rows):
+            fed(micro_step_loss(torch.zeros(0, self.whole.arch.vocab_size), step, settings, reference).metrics)
+            return None
         number, self._number, self.sums = self._number, self._number + 1, self.sums + 1
-        blob = encode(step)
-        for frames in self._others:
-            mine = tail if frames is self._others[-1] else b""
-            frames.send(Order(op="forward", number=number, loss=settings, reference=len(mine)), blob + mine)
-        self._waiting.append(_Waiting(number, step, fed))
-        self.stage.schedule.forward(number, tensors, _no_loss)
+        tail = as_bytes(reference.to(self.stage.model.dtype)) if reference is not None else b""
+        return Work(number, encode(step), settings, tail)
+
+    def feed_work(self, step: PackedMicroStep, work: Work, fed: Fed) -> None:
+        """This process does the first stage's share of it."""
+        self.others.feed(work)
+        self._waiting.append(_Waiting(work.number, fed))
+        dtype, device = self.stage.model.dtype, self.stage.device
+        reference = as_tensor(work.reference, dtype).to(device) if work.reference else None
+        loss = loss_of(step, work.settings, reference, self._own_results.append)
+        self.stage.schedule.forward(work.number, self.stage.tensors(step), loss)
         while self.stage.schedule.in_flight >= self.stage.schedule.room:
             self._finish_oldest()
 
@@ -146,7 +146,7 @@ class Pipeline:
         """No more is there for now: have the oldest one's backward passes done."""
         oldest = self.stage.schedule.oldest
         if oldest is not None:
-            self._tell(Order(op="backward", number=oldest))
+            self.others.tell(Order(op="backward", number=oldest))
             self._finish_oldest()
 
     def drain(self) -> None:
@@ -169,43 +169,44 @@ class Pipeline:
 
     def close(self) -> None:
         """Let the other stages end."""
-        for frames in self._others:
-            frames.send(Order(op="end"))
-            frames.close()
-
-    # -- inside --------------------------------------------------------------------------------------------------------
+        self.others.close()
 
     def _finish_oldest(self) -> None:
-        number, is_in_the_sum = self.stage.schedule.backward()
-        report, _ = self._answer(self._others[-1], "forward")
+        number, _ = self.stage.schedule.backward()
         waiting = self._waiting.popleft()
-        if not waiting.number == number == report.number:
-            raise ActorUnavailable(f"micro-step {number} ended, {waiting.number} was due, {report.number} is reported")
-        if report.metrics is not None and is_in_the_sum:
-            waiting.fed(report.metrics)
+        if self._own_results:
+            result = self._own_results.popleft()
         else:
-            waiting.fed(_refusal(report))
+            result = result_of(self.others.answer(self.others.frames[-1], "forward")[0], number)
+        waiting.fed(result)
 
-    def _tell(self, order: Order, data: bytes = b"") -> None:
-        for frames in self._others:
-            frames.send(order, data)
 
-    def _answer(self, frames: Frames, op: str) -> tuple[Report, bytes]:
-        report, data = frames.receive()
-        if not isinstance(report, Report) or report.op != op:
-            raise ActorUnavailable(f"a stage answered {report!r} to {op}")
-        return report, data
+class Gathering(Protocol):
+    """Where gradient sums are in several places. `sums` changes whenever they do."""
+
+    whole: HostPolicy
+
+    @property
+    def sums(self) -> int: ...
+
+    def allocate(self) -> None: ...
+
+    def free(self) -> None: ...
+
+    def zero(self) -> None: ...
+
+    def gather(self, into: dict[str, Tensor]) -> None: ...
 
 
 class StagedGradients(GradientBuffer):
     """The whole's gradient sum of a cell with stages: gathered when the sum is complete, then read like any other."""
 
-    def __init__(self, pipeline: Pipeline, endpoint: TransferEndpoint) -> None:
-        self._pipeline = pipeline
+    def __init__(self, stages: Gathering, endpoint: TransferEndpoint) -> None:
+        self._stages = stages
         self._gathered = -1
-        super().__init__(pipeline.whole, endpoint)
-        pipeline.allocate()
-        pipeline.zero()
+        super().__init__(stages.whole, endpoint)
+        stages.allocate()
+        stages.zero()
 
     def attach(self) -> None:
         """Nothing to do here: each stage's backward passes add into its own sum."""
@@ -216,23 +217,14 @@ class StagedGradients(GradientBuffer):
 
     def zero(self) -> None:
         super().zero()
-        self._pipeline.zero()
+        self._stages.zero()
 
     def complete(self) -> None:
-        if self._gathered != self._pipeline.sums:
-            self._pipeline.gather(self.views)
-            self._gathered = self._pipeline.sums
+        if self._gathered != self._stages.sums:
+            self.flat.zero_()
+            self._stages.gather(self.views)
+            self._gathered = self._stages.sums
 
     def close(self) -> None:
         super().close()
-        self._pipeline.free()
-
-
-def _refusal(report: Report) -> GyreError:
-    name, text = report.refused or ("Permanent", f"micro-step {report.number} was refused without a reason")
-    kind = getattr(errors, name, None)
-    return kind(text) if kind is Permanent else Permanent(text)
-
-
-def _no_loss(_logits: Tensor) -> tuple[Tensor, bool]:
-    raise RuntimeError("the first stage of several has no loss")
+        self._stages.free()

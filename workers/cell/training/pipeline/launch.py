@@ -4,37 +4,57 @@ On CUDA each stage takes the device of its number among those that are visible; 
 A cell over several hosts needs a launcher of its own for `process`; the rest only needs addresses.
 """
 
+from collections.abc import Sequence
+
 import torch
+from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from infra.weights.architecture import Architecture
 from infra.weights.layout import FlatLayout
 from workers.cell.training.backend import StageGroups, host_store, join_stages
 from workers.cell.training.model import build_model
 from workers.cell.training.parts import stages_of
+from workers.cell.training.pipeline.chain import Chain
 from workers.cell.training.pipeline.children import StageProcesses
 from workers.cell.training.pipeline.front import Pipeline
-from workers.cell.training.pipeline.link import MegatronLink
+from workers.cell.training.pipeline.link import Alone, MegatronLink
 from workers.cell.training.pipeline.orders import Frames, Report
+from workers.cell.training.pipeline.replicas import Replica, Replicated
 from workers.cell.training.pipeline.stage import Stage
+from workers.cell.training.stream import MicroStepStream
 from workers.cell.training.whole import HostPolicy
 
 JOIN_SECONDS = 300.0
 
 
-def start_pipeline(processes: StageProcesses) -> Pipeline:
-    """Join the stages and build the first. Raises InvalidInput if the model cannot be cut so."""
-    return join(processes)[0]
+def start_stream(own: StageProcesses, others: Sequence[StageProcesses]) -> MicroStepStream:
+    """The stream of a cell with several stages, or several replicas of them. Raises InvalidInput if the model cannot be
+    cut so."""
+    pipeline, _ = join(own)
+    if not others:
+        return pipeline
+    return Replicated(pipeline, [Replica(_chain(processes)[0]) for processes in others])
 
 
-def join(processes: StageProcesses) -> tuple[Pipeline, list[Frames], StageGroups]:
-    """The pipeline, and what it is made of."""
-    arch, stages = Architecture.from_folder(processes.folder), processes.stages
-    parts, dtype = stages_of(arch, stages), getattr(torch, processes.dtype)
+def join(processes: StageProcesses) -> tuple[Pipeline, StageGroups | None]:
+    """Join the stages after the first, and build the first here."""
+    arch, stages, dtype = _model(processes)
+    part = stages_of(arch, stages)[0]
+    chain, store = _chain(processes)
+    groups = join_stages(store.port, 0, stages, store=store) if stages > 1 else None
+    model = build_model(arch, part=part, dtype=dtype)
+    link = Alone() if groups is None else MegatronLink(model, groups.forward, groups.backward)
+    stage = Stage(model, link, 0, stages)
+    return Pipeline(HostPolicy(arch, dtype), stage, chain, abandon=processes.abandon), groups
+
+
+def _chain(processes: StageProcesses) -> tuple[Chain, TCPStore]:
+    arch, stages, dtype = _model(processes)
     store = host_store(stages, JOIN_SECONDS)
-    connections = processes.meet(store.port)
-    groups = join_stages(store.port, 0, stages, store=store)
-    model = build_model(arch, part=parts[0], dtype=dtype)
-    stage = Stage(model, MegatronLink(model, groups.forward, groups.backward), 0, stages)
-    others = [Frames(connection, Report, lost=processes.abandon) for connection in connections]
-    layouts = [FlatLayout.of(part.shapes(arch)) for part in parts[1:]]
-    return Pipeline(HostPolicy(arch, dtype), stage, others, layouts, abandon=processes.abandon), others, groups
+    frames = [Frames(one, Report, lost=processes.abandon) for one in processes.meet(store)]
+    layouts = [FlatLayout.of(part.shapes(arch)) for part in stages_of(arch, stages)[processes.first :]]
+    return Chain(frames, layouts, dtype), store
+
+
+def _model(processes: StageProcesses) -> tuple[Architecture, int, torch.dtype]:
+    return Architecture.from_folder(processes.folder), processes.stages, getattr(torch, processes.dtype)

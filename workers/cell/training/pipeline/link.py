@@ -31,6 +31,22 @@ class Link(Protocol):
     def receive_backward(self, tokens: int) -> Tensor | None: ...
 
 
+class Alone:
+    """The Link of an only stage."""
+
+    def send_forward(self, hidden: Tensor) -> None:
+        raise RuntimeError("an only stage has no neighbours")
+
+    def receive_forward(self, tokens: int) -> Tensor:
+        raise RuntimeError("an only stage has no neighbours")
+
+    def send_backward(self, gradient: Tensor | None) -> None:
+        raise RuntimeError("an only stage has no neighbours")
+
+    def receive_backward(self, tokens: int) -> Tensor | None:
+        raise RuntimeError("an only stage has no neighbours")
+
+
 class MegatronLink:
     """Over Megatron's point-to-point communicators, one for each direction.
 

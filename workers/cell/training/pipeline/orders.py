@@ -68,6 +68,11 @@ class Frames:
             raise EOFError("the other side of the connection is gone")
         return received
 
+    @property
+    def waiting(self) -> int:
+        """Messages that `receive` would return at once."""
+        return self._received.qsize()
+
     def close(self) -> None:
         """The end is wanted: it is no loss."""
         self._closing = True

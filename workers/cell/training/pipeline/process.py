@@ -47,24 +47,27 @@ def main(serve: "Callable[[Stage, Frames, StageGroups], None] | None" = None) ->
     from workers.cell.training.backend import join_stages
     from workers.cell.training.model import build_model
     from workers.cell.training.parts import stages_of
-    from workers.cell.training.pipeline.link import MegatronLink
+    from workers.cell.training.pipeline.link import Alone, MegatronLink
     from workers.cell.training.pipeline.orders import Frames, Order
     from workers.cell.training.pipeline.stage import Stage, StageServer
 
     torch.set_num_threads(options.threads)
     connection = Client(("127.0.0.1", options.control), authkey=key.encode())
     connection.send_bytes(str(options.stage).encode())
-    groups = join_stages(int(connection.recv_bytes()), options.stage, options.stages)
+    store = int(connection.recv_bytes())
+    groups = join_stages(store, options.stage, options.stages) if options.stages > 1 else None
     arch = Architecture.from_folder(options.model)
     part, dtype = stages_of(arch, options.stages)[options.stage], getattr(torch, options.dtype)
     model = build_model(arch, part=part, dtype=dtype)
-    stage = Stage(model, MegatronLink(model, groups.forward, groups.backward), options.stage, options.stages)
+    link = Alone() if groups is None else MegatronLink(model, groups.forward, groups.backward)
+    stage = Stage(model, link, options.stage, options.stages)
     frames = Frames(connection, Order, lost=lambda: os._exit(1))
     if serve is None:
         StageServer(stage, frames).serve()
-    else:
+    elif groups is not None:
         serve(stage, frames, groups)
-    groups.leave()
+    if groups is not None:
+        groups.leave()
 
 
 if __name__ == "__main__":

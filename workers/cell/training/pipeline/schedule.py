@@ -109,11 +109,6 @@ class StageSchedule:
         self._did(f"B{flight.number}", started)
         return flight.number, is_good
 
-    def backward_through(self, number: int) -> None:
-        """Backward passes of everything held up to micro-step `number`."""
-        while self._flights and self._flights[0].number <= number:
-            self.backward()
-
     @torch.no_grad()
     def look(self, step: StepTensors) -> Tensor | None:
         """Forward only, when nothing is in flight: logits [r, vocab] on the last stage, else None."""

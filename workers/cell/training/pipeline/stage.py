@@ -30,8 +30,12 @@ class Stage:
         self._gradient: Tensor | None = None
         self._views: dict[str, Tensor] = {}
 
+    @property
+    def device(self) -> torch.device:
+        return self._first_parameter.device
+
     def tensors(self, step: PackedMicroStep) -> StepTensors:
-        return StepTensors.of(step, self.model.arch.vocab_size, self._first_parameter.device)
+        return StepTensors.of(step, self.model.arch.vocab_size, self.device)
 
     @torch.no_grad()
     def load(self, named: Mapping[str, Tensor]) -> None:
@@ -115,7 +119,8 @@ class StageServer:
             case "forward":
                 self._forward(order, data)
             case "backward":
-                stage.schedule.backward_through(order.number)
+                while stage.schedule.oldest is not None and stage.schedule.oldest <= order.number:
+                    self._backward()
             case "look":
                 logits = stage.schedule.look(stage.tensors(decode(data)))
                 if logits is not None:
@@ -142,7 +147,7 @@ class StageServer:
         step = decode(blob)
         reference = None
         if order.reference:
-            reference = as_tensor(data[len(blob) :], stage.model.dtype).to(stage.tensors(step).ids.device)
+            reference = as_tensor(data[len(blob) :], stage.model.dtype).to(stage.device)
 
         def tell(result: TokenMetrics | GyreError) -> None:
             if isinstance(result, TokenMetrics):
@@ -154,7 +159,12 @@ class StageServer:
         loss = loss_of(step, order.loss or LossSettings(), reference, tell)
         stage.schedule.forward(order.number, stage.tensors(step), loss)
         if stage.schedule.in_flight >= stage.schedule.room:
-            stage.schedule.backward()
+            self._backward()
+
+    def _backward(self) -> None:
+        number, _ = self._stage.schedule.backward()
+        if self._stage.schedule.is_first:  # of a replica: the micro-step is through, the front has to hear
+            self._frames.send(Report(op="backward", number=number))
 
 
 def usage_of(schedule: StageSchedule) -> Report:
