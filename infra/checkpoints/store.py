@@ -13,7 +13,7 @@ checkpoint is ever overwritten; the committed one is never pruned. What the file
 import logging
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 from infra.checkpoints import manifest
@@ -72,18 +72,18 @@ class CheckpointStore:
 
         Raises CheckpointUnusable if there is none.
         """
-        for checkpoint in self._newest_first():
-            if _verifies(checkpoint):
-                return checkpoint
-        raise CheckpointUnusable(f"{self.root} holds no complete checkpoint")
+        return self._first_whole(lambda _version, _checksum: True, "no complete checkpoint")
 
     def find(self, version: int, checksum: str | None = None) -> Checkpoint:
-        """The newest verified checkpoint of `version` (and `checksum`, if given). Raises CheckpointUnusable."""
-        for checkpoint in self._newest_first():
-            wanted = checkpoint.meta.version == version and checksum in (None, checkpoint.meta.checksum)
-            if wanted and _verifies(checkpoint):
-                return checkpoint
-        raise CheckpointUnusable(f"{self.root} holds no complete checkpoint of version {version} with that checksum")
+        """The newest verified checkpoint of `version` (and `checksum`, if given).
+
+        Raises CheckpointUnusable, naming what is damaged, if there is none.
+        """
+
+        def wanted(found: int, its_checksum: str | None) -> bool:
+            return found == version and (checksum is None or its_checksum in (None, checksum))
+
+        return self._first_whole(wanted, f"no complete checkpoint of version {version} with that checksum")
 
     def commit(self, name: str) -> None:
         """Mark a checkpoint as committed; an older one than is committed already changes nothing.
@@ -136,10 +136,23 @@ class CheckpointStore:
         for draft in self.root.glob(f"{_DRAFT}*"):
             _remove(draft)
 
-    def _newest_first(self) -> Iterator[Checkpoint]:
-        for reason in self.broken().values():
-            log.warning("checkpoint passed over: %s", reason)
-        yield from reversed(self.list())
+    def _first_whole(self, is_wanted: Callable[[int, str | None], bool], otherwise: str) -> Checkpoint:
+        """The newest wanted one that verifies; `is_wanted` gets version and checksum (None: it cannot be read)."""
+        faults: list[str] = []
+        for name, reason in self.broken().items():
+            if is_wanted(int(name[1:9]), None):
+                log.warning("checkpoint passed over: %s", reason)
+                faults.append(reason)
+        for checkpoint in reversed(self.list()):
+            if not is_wanted(checkpoint.meta.version, checkpoint.meta.checksum):
+                continue
+            try:
+                checkpoint.verify()
+                return checkpoint
+            except CheckpointUnusable as damage:
+                log.warning("checkpoint passed over: %s", damage)
+                faults.append(str(damage))
+        raise CheckpointUnusable("; ".join([f"{self.root} holds {otherwise}", *faults]))
 
     def _folders(self) -> "list[Path]":
         if not self.root.is_dir():
@@ -156,15 +169,6 @@ def _read(folder: Path) -> Checkpoint | None:
         return manifest.read(folder)
     except CheckpointUnusable:
         return None
-
-
-def _verifies(checkpoint: Checkpoint) -> bool:
-    try:
-        checkpoint.verify()
-    except CheckpointUnusable as damage:
-        log.warning("checkpoint passed over: %s", damage)
-        return False
-    return True
 
 
 def _remove(folder: Path) -> None:

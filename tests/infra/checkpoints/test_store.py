@@ -249,3 +249,16 @@ def test_drafts_of_dead_writers_do_not_pile_up(store: CheckpointStore) -> None:
         fill(fill_draft)
     store.write(meta(2), fill)
     assert names(store) == ["v00000001-a0001", "v00000002-a0001"]
+
+
+def test_a_version_that_cannot_be_had_says_what_is_damaged(store: CheckpointStore) -> None:
+    cut_file(store.write(meta(3), fill).folder)
+    lose_manifest(store.write(meta(3), fill).folder)
+    flip_bit(store.write(meta(4), fill).folder)
+    with pytest.raises(CheckpointUnusable) as caught:
+        store.find(3)
+    for part in ("version 3", "a0001: weights has 999 bytes instead of 1000", "a0002: MANIFEST.json is missing"):
+        assert part in str(caught.value)
+    assert "v00000004" not in str(caught.value)
+    with pytest.raises(CheckpointUnusable, match=r"v00000004-a0001: weights holds other bytes"):
+        store.last_complete()
