@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 
 WINDOW_ENTRIES = 64
 WINDOW_BYTES = 2 * PIECE_BYTES
+LOOK_BYTES = 1 << 20
+"""About as much is hashed between two looks at what is under way."""
 PROGRESS_TIMEOUT_SECONDS = 3
 SHORTEST_NAP_SECONDS, LONGEST_NAP_SECONDS = 20e-6, 2e-3
 _FAILED_SUBMITS = (0, 2**64 - 1)
@@ -242,11 +244,13 @@ class TransferEndpoint:
                 failure = failure or f"{name} failed with code {code}"
             progressed = len(pending) < len(flights)
             flights = pending
-            if looked in landed:  # one at a time: what has landed meanwhile makes room for more
+            seen = 0
+            while looked in landed and seen < LOOK_BYTES:  # not all: what has landed meanwhile makes room for more
                 landed.remove(looked)
                 failure = failure or look(pieces[looked])
+                seen += pieces[looked].bytes
                 looked += 1
-            elif flights:
+            if flights and not seen:
                 nap = SHORTEST_NAP_SECONDS if progressed else min(nap * 2, LONGEST_NAP_SECONDS)
                 time.sleep(nap)
         if failure:
