@@ -144,6 +144,7 @@ def totals_rows(account: Account) -> list[tuple[str, str]]:
     return [
         ("training gained", f"{totals.trained_free:.1f} cell-seconds while the slots left covered the work"),
         ("training paid with rollout", f"{totals.trained_full:.1f} cell-seconds while work waited for slots"),
+        ("training in vain", f"{totals.trained_in_vain:.1f} cell-seconds that count in no update (yet)"),
         (
             "changing roles",
             ", ".join(f"{name} {value:.1f}" for name, value in totals.changing.items()) + " cell-seconds",

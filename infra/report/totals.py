@@ -22,8 +22,9 @@ from infra.report.reading import Records
 class Totals:
     """Cell-seconds unless a name says otherwise. Pauses and requests are those of role changes alone.
 
-    `trained_free`, `trained_full`: micro-steps while the slots left in rollout covered the work, and while they did
-    not. `broken_requests`: gone on elsewhere without a transition, because an engine died or broke off.
+    `trained_free`, `trained_full`: micro-steps that counted, while the slots left in rollout covered the work, and
+    while they did not; `trained_in_vain`: those that did not count (or not yet). `broken_requests`: gone on elsewhere
+    without a transition, because an engine died or broke off.
     """
 
     seconds: float
@@ -32,6 +33,7 @@ class Totals:
     results: dict[str, int]
     trained_free: float
     trained_full: float
+    trained_in_vain: float
     updating: float
     training_waited: float
     serving: float
@@ -91,8 +93,7 @@ def totals(
     covered = levels.free(
         levels.waterlevel(records.entries, closed), levels.capacity(roles, records.slots), records.end
     )
-    trained = sum(cell.training for cell in cells)
-    trained_free = usage.trained_while(roles, busy, covered)
+    trained, trained_free = usage.counted(roles, busy), usage.counted(roles, busy, covered)
     changes = [change for change in records.changes if change.direction in ROLE_CHANGES]
     publishes = [change for change in records.changes if change.direction == "publish"]
     of_moves = [moved[change.transition] for change in changes if change.transition in moved]
@@ -104,6 +105,7 @@ def totals(
         results=dict(Counter(f"{change.direction} {change.result}".strip() for change in changes)),
         trained_free=trained_free,
         trained_full=max(0.0, trained - trained_free),
+        trained_in_vain=max(0.0, sum(cell.training for cell in cells) - trained),
         updating=sum(cell.updating for cell in cells),
         training_waited=sum(cell.waiting for cell in cells),
         serving=sum(cell.serving for cell in cells),

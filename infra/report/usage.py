@@ -47,7 +47,10 @@ class CellUse:
 
 
 class Busy:
-    """When cells were at work: `served`, `trained` and `updated` by cell, and when executions were `out`."""
+    """When cells were at work: `served`, `trained` and `updated` by cell, and when executions were `out`.
+
+    `counted`: the part of `trained` whose gradients are in a committed update.
+    """
 
     def __init__(self, records: Records) -> None:
         cells = records.segments.cell
@@ -55,6 +58,7 @@ class Busy:
         self.raw = {cell: spans[cells == cell] for cell in sorted(set(cells.tolist()))}
         self.served = {cell: merged(found) for cell, found in self.raw.items()}
         self.trained = _trained(records.claims)
+        self.counted = _trained(claim for claim in records.claims if claim.counted)
         self.updated = _updated(records.updates, records.claims)
         self.out = _out(records.executions, records.end)
 
@@ -88,11 +92,10 @@ def _use(roles: Roles, busy: Busy, cell: int) -> CellUse:
     )
 
 
-def trained_while(roles: Roles, busy: Busy, when: Intervals) -> float:
-    """Cell-seconds of micro-steps during these (disjoint) intervals."""
-    return sum(
-        length(common(common(_held(roles, cell, "training"), found), when)) for cell, found in busy.trained.items()
-    )
+def counted(roles: Roles, busy: Busy, when: Intervals | None = None) -> float:
+    """Cell-seconds of micro-steps that counted: all of them, or during these (disjoint) intervals."""
+    found = [common(_held(roles, cell, "training"), done) for cell, done in busy.counted.items()]
+    return sum(length(done if when is None else common(done, when)) for done in found)
 
 
 def _held(roles: Roles, cell: int, *names: str) -> Intervals:

@@ -45,8 +45,8 @@ def seen(at: float, waterlevel: int, kind: str = "refuse", cell: int | None = No
     )
 
 
-def trained(begin: float, end: float) -> Claim:
-    return Claim("batch", 1, begin, end, 10, True)
+def trained(begin: float, end: float, *, counted: bool = True) -> Claim:
+    return Claim("batch", 1, begin, end, 10, counted)
 
 
 def test_training_is_gained_while_the_slots_left_cover_the_work():
@@ -55,7 +55,7 @@ def test_training_is_gained_while_the_slots_left_cover_the_work():
             entries=[seen(2, 4), seen(19.9, 4, "move", 1), seen(30, 9), seen(39.9, 9, "return", 1)],
             changes=[THERE, BACK],
             executions=[execution(2, 50)],
-            claims=[trained(24, 28), trained(31, 36)],
+            claims=[trained(24, 28), trained(28.5, 29.5, counted=False), trained(31, 36)],
             updates=[Update("batch", 23.0, 38.0, 1, (1.0,), (0,), (1,))],
             segments=[(0, 2, 50), (1, 2, 20)],
             cuts=[Cut("c", 1, 20.5, 0, 20.0, 21.5, 100, 60)],
@@ -64,6 +64,7 @@ def test_training_is_gained_while_the_slots_left_cover_the_work():
     assert (found.trained_free, found.trained_full) == pytest.approx(
         (4.0, 5.0)
     )  # from 30 s on, 9 executions on 4 slots
+    assert found.trained_in_vain == pytest.approx(1.0)
     assert found.changing == pytest.approx({"to_training": 2.0, "to_rollout": 3.0, "retire": 0.0})
     assert found.net == pytest.approx(-1.0)
     assert (found.requests_moved, found.executions_rerouted, found.weights_bytes) == (1, 3, 700)
@@ -109,7 +110,7 @@ def test_every_second_is_counted_once(served, claimed, out, asked):
             entries=[seen(at, int(at) % 9) for at in asked],
             changes=[THERE, BACK],
             executions=[execution(*span) for span in out],
-            claims=[trained(*span) for span in claimed],
+            claims=[trained(*span, counted=span[0] < 40) for span in claimed],
             updates=[Update("batch", 0.0, 60.0, 1, (), (), (1,))],
             segments=[(1, *span) for span in served],
         )
@@ -120,4 +121,6 @@ def test_every_second_is_counted_once(served, claimed, out, asked):
         rest = cell.changing + cell.publishing + cell.starting + cell.parked + cell.retired
         assert sum(parts) + rest == pytest.approx(60.0)
     totals = found.totals
-    assert totals.trained_free + totals.trained_full == pytest.approx(sum(cell.training for cell in found.cells))
+    trained_all = sum(cell.training for cell in found.cells)
+    assert min(totals.trained_free, totals.trained_full, totals.trained_in_vain) >= 0
+    assert totals.trained_free + totals.trained_full + totals.trained_in_vain == pytest.approx(trained_all)
