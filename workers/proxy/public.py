@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
@@ -37,7 +37,8 @@ def public_app(
 ) -> ASGIApp:
     """The ASGI application of the public port."""
     public = _Public(broker, executions, settings, metrics, model)
-    return direct(Starlette(routes=public.table(), exception_handlers={404: _no_route, 405: _no_route}))
+    handlers = {404: _no_route, 405: _no_route, ClientDisconnect: _gone}
+    return direct(Starlette(routes=public.table(), exception_handlers=handlers))
 
 
 class _Public:
@@ -157,6 +158,11 @@ class _Public:
     def _refuse(self, response: Response) -> Response:
         self._metrics.refused.labels(str(response.status_code)).inc()
         return response
+
+
+async def _gone(request: Request, error: Exception) -> Response:
+    """Nobody is there any more to read this: the client hung up while it was still asking."""
+    return Response(status_code=400)
 
 
 async def _no_route(request: Request, error: Exception) -> Response:

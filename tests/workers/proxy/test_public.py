@@ -206,6 +206,21 @@ async def test_the_call_limit_ends_the_harness_cleanly(stage):
     assert len(await stage.calls()) == 2
 
 
+async def test_a_client_that_hangs_up_while_it_asks_is_nobodys_fault(stage, capfd):
+    await stage.engine()
+    await stage.register()
+    at = stage.client.base_url
+    for sent in (b'{"mess', b""):
+        _, client = await asyncio.open_connection(at.host, at.port)
+        client.write(b"POST /x/token-0/v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n" + sent)
+        await client.drain()
+        await asyncio.sleep(0.05)
+        client.close()
+    assert await stage.ask(user("a"), max_tokens=2)
+    assert "Traceback" not in capfd.readouterr().err
+    assert len(await stage.calls()) == 1
+
+
 async def test_half_a_surrogate_pair_is_no_crash(stage):
     await stage.engine()
     await stage.register()
