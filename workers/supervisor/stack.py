@@ -60,7 +60,10 @@ _LEFT_OVER_GRACE_SECONDS = 5.0
 
 
 class LocalStack:
-    """`fleet` may be None where a run goes on. `components` replaces the fleet's own (tests, other topologies)."""
+    """`fleet` may be None where a run goes on. `components` replaces the fleet's own (tests, other topologies).
+
+    Without `watch_memory` there is no peak: looking costs a twentieth of a core with many processes.
+    """
 
     manifest: RunManifest
     client: Client
@@ -72,11 +75,13 @@ class LocalStack:
         run_dir: Path,
         *,
         components: Callable[[RunManifest], Sequence[ComponentSpec]] = fleet_components,
+        watch_memory: bool = True,
         on_event: Callable[[StackEvent], None] | None = None,
         root: Path = CHECKOUT,
     ) -> None:
         self.run_dir = run_dir.resolve()
         self._fleet, self._components, self._on_event, self._root = fleet, components, on_event, root
+        self._watch_memory = watch_memory
         self._processes: dict[str, SupervisedProcess] = {}
         self._held = ExitStack()
         self._memory = PeakMemory(self._tree)
@@ -171,7 +176,8 @@ class LocalStack:
         # Looked up before anything is started: a missing C library must not leave half a stack.
         self._tie = tied_to_parent()
         self._processes = {spec.name: self._process(spec) for spec in specs}
-        self._tasks.append(asyncio.create_task(self._memory.run(), name="peak memory"))
+        if self._watch_memory:
+            self._tasks.append(asyncio.create_task(self._memory.run(), name="peak memory"))
         first = [process for process in self._processes.values() if process.spec.stage == SERVER_STAGE]
         for process in first:
             await process.start()
