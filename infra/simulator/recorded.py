@@ -23,6 +23,11 @@ from infra.simulator.workload import Recorded, Work
 from workflows.messages import ids
 from workflows.messages.errors import InvalidInput
 
+OPENING_SECONDS = 5.0
+"""A step whose first micro-step comes later than that after its opening waited for its groups."""
+DECIDED_SECONDS = 10.0
+"""A move begins that soon after its decision."""
+
 
 @dataclass(frozen=True)
 class RecordedRun:
@@ -42,7 +47,7 @@ def read_run(engine: Engine, fleet: Fleet) -> RecordedRun:
             raise InvalidInput("the run has no committed batch with groups; there is nothing to compare with")
         members = _executions(connection, {row.burst for row in done})
         complete = [group for group in members.values() if group]
-        training, micro_steps_each = _training_seconds(connection)
+        training, micro_steps_each, spans = _training_seconds(connection)
         moves = _moves(connection)
         waiting = _waiting(connection)
     per_step = round(median(len(row.groups) for row in done))
@@ -80,7 +85,7 @@ def read_run(engine: Engine, fleet: Fleet) -> RecordedRun:
         ),
         training=TrainingModel(
             step_seconds=max(1e-6, mean_training * per_step / cells),
-            update_seconds=_update_seconds(done, by_burst),
+            update_seconds=_update_seconds(done, by_burst, spans),
             follows_duration=False,
             micro_steps_per_group=micro_steps_each,
         ),
@@ -145,8 +150,11 @@ def _model_seconds(connection: Connection) -> dict[str, float]:
     return total
 
 
-def _training_seconds(connection: Connection) -> tuple[dict[str, float], int]:
-    """Group -> seconds of one cell on its micro-steps, each counted by its last attempt; and how many a group has.
+def _training_seconds(
+    connection: Connection,
+) -> tuple[dict[str, float], int, dict[str, tuple[float, float]]]:
+    """Group -> seconds of one cell on its micro-steps, each counted by its last attempt; how many a group has; and
+    batch -> first claim and last end of those.
 
     A cell works on one micro-step after the other: what it claimed ahead waited until the one before was done.
     """
@@ -167,12 +175,15 @@ def _training_seconds(connection: Connection) -> tuple[dict[str, float], int]:
     total: dict[str, float] = defaultdict(float)
     count: dict[str, int] = defaultdict(int)
     free_at: dict[int, float] = {}
+    spans: dict[str, tuple[float, float]] = {}
     for row in sorted(last.values(), key=lambda row: row.done_at):
         begun = max(row.claimed_at, free_at.get(row.cell, row.claimed_at))
         total[row.group_id] += max(0.0, row.done_at - begun)
         count[row.group_id] += 1
         free_at[row.cell] = row.done_at
-    return total, round(median(count.values())) if count else 1
+        first, last = spans.get(row.batch, (row.claimed_at, row.done_at))
+        spans[row.batch] = min(first, row.claimed_at), max(last, row.done_at)
+    return total, round(median(count.values())) if count else 1, spans
 
 
 def _weight(training: dict[str, float], key: tuple[float, str, int], mean: float) -> float:
@@ -182,11 +193,19 @@ def _weight(training: dict[str, float], key: tuple[float, str, int], mean: float
 
 
 def _moves(connection: Connection) -> dict[str, float]:
-    """Direction -> mean seconds of the moves that were done."""
+    """Direction -> mean seconds of the moves that were done, from their decision where the ledger tells it."""
+    decided: dict[tuple[str, int], list[float]] = defaultdict(list)
+    for row in connection.execute(select(ledger).where(ledger.c.kind == "move", ledger.c.cell.is_not(None))):
+        for cell in (row.cell, *(row.together or ())):
+            decided[row.direction or "to_training", cell].append(row.at)
     found: dict[str, list[float]] = defaultdict(list)
-    query = select(transitions.c.direction, transitions.c.started_at, transitions.c.ended_at)
-    for row in connection.execute(query.where(transitions.c.result == "done")):
-        found[row.direction].append(row.ended_at - row.started_at)
+    query = select(transitions).where(transitions.c.result == "done").order_by(transitions.c.started_at)
+    for row in connection.execute(query):
+        before = [at for at in decided[row.direction, row.cell] if at <= row.started_at]
+        begun = max(before, default=row.started_at)
+        if row.started_at - begun > DECIDED_SECONDS:
+            begun = row.started_at  # asked for by something else
+        found[row.direction].append(row.ended_at - begun)
     return {direction: fmean(values) for direction, values in found.items()}
 
 
@@ -244,10 +263,15 @@ def _carry_over(
     return max(0.0, dispatched / per_step - steps)
 
 
-def _update_seconds(done: list[Any], by_burst: list[list[Any]]) -> float:
-    """From the end of one step to the beginning of the next within a burst, and from window to commit."""
-    windows = [row.committed_at - row.window_closed_at for row in done if row.window_closed_at is not None]
-    between = [b.opened_at - a.committed_at for rows in by_burst for a, b in itertools.pairwise(rows)]
+def _update_seconds(done: list[Any], by_burst: list[list[Any]], spans: dict[str, tuple[float, float]]) -> float:
+    """What an update adds to its micro-steps: from the last one's end to the commit, and from there to the first one of
+    the next step (to its beginning, where that waited for its groups). `spans`: of each batch's counted claims."""
+    windows = [row.committed_at - max(spans[row.batch][1], row.opened_at) for row in done if row.batch in spans]
+    between = [
+        min(spans.get(b.batch, (b.opened_at, 0.0))[0], b.opened_at + OPENING_SECONDS) - a.committed_at
+        for rows in by_burst
+        for a, b in itertools.pairwise(rows)
+    ]
     return max(0.0, (fmean(windows) if windows else 0.0) + (fmean(between) if between else 0.0))
 
 

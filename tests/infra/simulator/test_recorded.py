@@ -98,7 +98,7 @@ def _add_batch(connection, burst: str, step: int, opened: float) -> None:
             step=step,
             opened_at=opened,
             window_closed_at=opened + 10,
-            committed_at=opened + 12,
+            committed_at=opened + 14,
             version_before=step,
             groups=[f"{burst}/{2 * step + group:04d}" for group in range(GROUPS)],
         )
@@ -156,9 +156,10 @@ def test_numbers_of_the_run_are_read(recorded: Engine) -> None:
     assert (told.supply_fraction, told.hold_seconds) == (0.25, 7.0)
     assert (told.transitions.to_training_seconds, told.transitions.to_rollout_seconds) == (3.0, 1.0)
     assert told.training.step_seconds == pytest.approx(6.0 * GROUPS / 3)
-    assert told.training.update_seconds == pytest.approx(2.0 + 8.0)
+    # The last micro-step ends 2 s before the commit, the next step opens 6 s after it.
+    assert told.training.update_seconds == pytest.approx(2.0 + 6.0)
     assert run.groups == 10
-    assert run.seconds == pytest.approx(START + 100 + 60 + 12 - (START + 0.5))
+    assert run.seconds == pytest.approx(START + 100 + 60 + 14 - (START + 0.5))
 
 
 def test_starting_executions_takes_what_the_first_wave_took(recorded: Engine) -> None:

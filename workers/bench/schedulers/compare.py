@@ -158,7 +158,10 @@ def summary(part: Part, folder: Path, measured: Sequence[Measured]) -> dict[str,
         place = _place(folder, one.workload, part.subject, one.seed)
         if (place / "measured.json").is_file():
             policy = part.policies[one.label].model_copy(update={"split": one.split})
-            predicted[key_of(one)] = predicted_seconds(recorded(place), policy)
+            reference = recorded(place)
+            subject = Measured.model_validate_json((place / "measured.json").read_text())
+            opening = subject.seconds - reference.seconds  # from the campaign's start to its first execution
+            predicted[key_of(one)] = opening + predicted_seconds(reference, policy)
     rows = rows_of(measured, predicted, part.subject)
     bars = bars_of(rows, part.subject, part.least)
     if part.most_moves is not None:

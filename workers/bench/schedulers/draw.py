@@ -40,7 +40,7 @@ PHASES = (Phase(10.0, 1 / 6), Phase(1.0, 8 / 6))
 def heavy_tailed(seed: int) -> Workload:
     """What the simulator reads into the published DeepSWE and TerminalBench ratios, at E[d] = 1: a quarter of
     NL2RepoBench's mean, twice its spread."""
-    return published("heavy-tailed", seed, mean_hours=MEAN_HOURS / 4, spread=2.0, hour_seconds=24.0)
+    return published("heavy-tailed", seed, mean_hours=MEAN_HOURS / 4, spread=2.0, hour_seconds=36.0)
 
 
 def nl2repobench(seed: int) -> Workload:

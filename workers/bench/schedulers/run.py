@@ -29,7 +29,7 @@ from workflows.messages.fleet import CellRole
 from workflows.messages.policies import PolicySettings
 
 SETTLE_SECONDS = 120.0
-LOOK_SECONDS = 0.5
+LOOK_SECONDS = 2.0
 REPORT_SECONDS = 10.0
 
 Told = Callable[[str], None]
@@ -87,7 +87,7 @@ async def run_one(workload: Workload, contestant: Contestant, folder: Path, told
     tasks = write_tasks(folder / "tasks", workload)
     campaign = campaign_of(workload, tasks, contestant.policy)
     began = time.monotonic()
-    async with LocalStack(fleet, folder / "run", components=components) as stack:
+    async with LocalStack(fleet, folder / "run", components=components, watch_memory=False) as stack:
         await stack.ready()
         await _all_serving(stack.client, workload.cells)
         started_in = time.monotonic() - began
