@@ -9,6 +9,7 @@ from workers.cli.app import main
 from workers.cli.files import fleet_toml
 from workflows.messages.burst import BurstSpec, CampaignSpec
 from workflows.messages.fleet import CellSpec
+from workflows.messages.policies import Bounds
 
 
 def run(*arguments: str) -> int:
@@ -96,3 +97,25 @@ def test_a_wrong_fleet_file_names_its_field(tmp_path, capsys):
     path.write_text("[[cells]]\nindex = 0\nslots = 0\n")
     assert run("fleet", "check", str(path)) == 2
     assert "cells.0.slots" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("[bounds]\nmin_rollout_cells = 3\n", "bounds.min_rollout_cells"),
+        ("[bounds]\nmin_training_cells = 4\n", "bounds.min_training_cells"),
+        ("[bounds]\nmax_training_cells = 0\n", "bounds.max_training_cells"),
+        ("evaluator_slots = -1\n", "evaluator_slots"),
+        ("max_cells = 0\n", "max_cells"),
+    ],
+)
+def test_bounds_that_the_fleet_cannot_keep_are_named(tmp_path, capsys, text: str, named: str):
+    path = tmp_path / "fleet.toml"
+    path.write_text(text)
+    assert run("fleet", "check", str(path)) == 2
+    assert named in capsys.readouterr().err
+
+
+def test_bounds_survive_being_written_as_a_file():
+    fleet = Fleet(bounds=Bounds(min_rollout_cells=1, max_training_cells=2), evaluator_slots=4)
+    assert Fleet.model_validate(tomllib.loads(fleet_toml(fleet))) == fleet
