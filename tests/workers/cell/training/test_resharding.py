@@ -80,7 +80,8 @@ def test_each_stage_takes_its_part_and_together_they_are_the_whole(trained: tupl
         assert torch.equal(whole[HEAD], weights["model.embed_tokens.weight"])
 
 
-def test_a_core_of_two_stages_goes_on_from_one_and_one_from_two(policy: Path, tmp_path: Path) -> None:
+def test_a_core_goes_on_with_other_stages_and_replicas_and_back(policy: Path, tmp_path: Path) -> None:
+    """One stage, two, two replicas of one, one again."""
     rig = Rig(tmp_path, policy)
 
     def update(batch: str, seed: int) -> tuple[m.CombineReply, dict[str, Tensor]]:
@@ -89,8 +90,8 @@ def test_a_core_of_two_stages_goes_on_from_one_and_one_from_two(policy: Path, tm
         return reply, moments_of(rig)
 
     first, moments = update("a", 0)
-    for number, stages in enumerate(((2,), (1,)), start=1):
-        rig.stages = stages
+    for number, shape in enumerate(((2, 1), (1, 2), (1, 1)), start=1):
+        rig.stages = (shape,)
         rig.core = rig.actor(0)
         restored = rig.core.restore_checkpoint(m.RestoreCheckpoint(**BOOT))
         rig.core.resume(m.Resume(**BOOT))
