@@ -69,21 +69,20 @@ class MicroStepFlow:
         if abandoned():
             raise Fenced(f"attempt {request.attempt} of micro-step {step.index} was given up by its caller")
         self._weights.require(self._books.version)
-        packed, buffer = self.fetch(step), self._buffer()
+        packed = self.fetch(step)
         flight = self._flights[step.index] = _Flight(request, answer, time.monotonic())
         try:
             flight.lane = self._stream.feed(packed, request.loss, lambda result: self._landed(step.index, result))
-        except BaseException as error:
+        except BaseException:
             self._flights.pop(step.index, None)
-            if not (isinstance(error, (InvalidInput, Permanent)) and buffer.is_attached()):
-                self._spoil(buffer)  # not refused before the backward pass: the sum is garbage
+            self._spoil_unless_intact()
             raise
 
     def advance(self) -> None:
         try:
             self._stream.advance()
         except BaseException:
-            self._spoil(self._buffer())
+            self._spoil_unless_intact()
             raise
 
     def settle(self) -> None:
@@ -122,7 +121,10 @@ class MicroStepFlow:
         del self._flights[index]
         flight.answer(self._claim(request, entry, repeated=False))
 
-    def _spoil(self, buffer: GradientBuffer) -> None:
+    def _spoil_unless_intact(self) -> None:
+        buffer = self._buffer()
+        if self._stream.is_intact and buffer.is_attached():
+            return  # refused before any pass of it: the sum is as it was
         log.error("a micro-step broke off; the gradient sum of %s on this cell is discarded", self._books.batch)
         lost, self._flights = self._flights, {}
         self._stream.break_off()

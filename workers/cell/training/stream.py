@@ -53,6 +53,11 @@ class MicroStepStream(Protocol):
         """Micro-steps fed and not yet finished."""
         ...
 
+    @property
+    def is_intact(self) -> bool:
+        """No pass broke off half-way: the sum holds what is finished, and nothing else."""
+        ...
+
     def feed(self, step: PackedMicroStep, settings: LossSettings, fed: Fed) -> int:
         """Add the gradient of `step` to the sum; it may be there only after later calls. Raises InvalidInput.
 
@@ -123,6 +128,7 @@ class SingleStageStream:
 
     def __init__(self, model: PolicyModel, reference: ReferenceLogprobs = no_reference) -> None:
         self.whole, self.reference = model, reference
+        self.is_intact = True
 
     def use_reference(self, reference: ReferenceLogprobs) -> None:
         self.reference = reference
@@ -140,7 +146,9 @@ class SingleStageStream:
         if not loss.is_finite:
             raise Permanent(f"micro-step {step.header.index} of {step.header.batch} has loss {loss.total.item()}")
         if loss.total.requires_grad:
+            self.is_intact = False
             loss.total.backward()
+            self.is_intact = True
         return loss.metrics
 
     def feed(self, step: PackedMicroStep, settings: LossSettings, fed: Fed) -> int:
@@ -155,7 +163,8 @@ class SingleStageStream:
         """Nothing is ever in flight with one stage."""
 
     def break_off(self) -> None:
-        """Nothing is ever in flight with one stage."""
+        """Nothing is in flight; the sum starts afresh."""
+        self.is_intact = True
 
     @torch.no_grad()
     def look(self, step: PackedMicroStep) -> Tensor:

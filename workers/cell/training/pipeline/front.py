@@ -47,6 +47,7 @@ class Pipeline:
         self._own_results: deque[TokenMetrics | GyreError] = deque()
         self._held: HeldWeights | None = None
         self._number = 0
+        self.is_intact = True
         self.sums = 0
         """Counts what changed the gradient sums: micro-steps fed and fresh starts."""
 
@@ -133,6 +134,7 @@ class Pipeline:
 
     def feed_work(self, step: PackedMicroStep, work: Work, fed: Fed) -> None:
         """This process does the first stage's share of it."""
+        self.is_intact = False
         self.others.feed(work)
         self._waiting.append(_Waiting(work.number, fed))
         dtype, device = self.stage.model.dtype, self.stage.device
@@ -141,13 +143,16 @@ class Pipeline:
         self.stage.schedule.forward(work.number, self.stage.tensors(step), loss)
         while self.stage.schedule.in_flight >= self.stage.schedule.room:
             self._finish_oldest()
+        self.is_intact = True
 
     def advance(self) -> None:
         """No more is there for now: have the oldest one's backward passes done."""
         oldest = self.stage.schedule.oldest
         if oldest is not None:
+            self.is_intact = False
             self.others.tell(Order(op="backward", number=oldest))
             self._finish_oldest()
+            self.is_intact = True
 
     def drain(self) -> None:
         """All stages at the same point, with nothing in between."""

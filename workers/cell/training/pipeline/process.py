@@ -3,6 +3,7 @@
 import argparse
 import logging
 import os
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -33,6 +34,7 @@ def main(serve: "Callable[[Stage, Frames, StageGroups], None] | None" = None) ->
     """Join the first stage, then obey it; `serve` does something else with the stage instead."""
     options = arguments()
     die_with_parent(options.parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # from a terminal it reaches everybody: the actor ends us
     name = f"stage {options.stage}"
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s %(levelname)s {name} %(name)s: %(message)s")
     key = os.environ.pop(KEY_VARIABLE, "")

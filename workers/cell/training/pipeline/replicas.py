@@ -130,6 +130,10 @@ class Replicated:
         return self.front.look(step)
 
     @property
+    def is_intact(self) -> bool:
+        return self.front.is_intact
+
+    @property
     def in_flight(self) -> int:
         return self.front.in_flight + sum(replica.in_flight for replica in self.replicas)
 
