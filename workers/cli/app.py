@@ -3,6 +3,7 @@
 A module ``workers/cli/bench_<name>.py`` with a function `bench` becomes ``gyre bench <name>``.
 """
 
+import os
 import pkgutil
 import sys
 import tomllib
@@ -91,6 +92,10 @@ def main(arguments: list[str] | None = None) -> None:
     except GyreError as error:
         Console(stderr=True).print(f"[red]error:[/] {escape(str(error))}", soft_wrap=True, highlight=False)
         sys.exit(USAGE_ERROR if isinstance(error, InvalidInput) else FAILURE)
+    except BrokenPipeError:
+        # `gyre ... | head` has read enough. What is still buffered must not raise again when the interpreter ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(FAILURE)
     except OSError as error:
         if error.filename is None:
             raise

@@ -55,3 +55,13 @@ def test_a_place_that_cannot_be_used_is_named_without_a_traceback(tmp_path, caps
         main([argument.replace("FOLDER", str(tmp_path)) for argument in arguments])
     assert ended.value.code in (1, 2)
     assert said.replace("FOLDER", str(tmp_path)) in capsys.readouterr().err
+
+
+def test_a_reader_that_has_read_enough_is_no_fault_of_the_program():
+    script = "import sys; from workers.cli.app import main; main(['burst', 'schema'])"
+    gyre = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT)
+    assert gyre.stdout is not None and gyre.stderr is not None
+    gyre.stdout.close()
+    assert gyre.stderr.read() == b""
+    assert gyre.wait() == 1
+    gyre.stderr.close()
