@@ -1,9 +1,13 @@
 """A publish is acknowledged only when every engine that may serve has shown, by checksum, the weights it holds."""
 
+import pytest
+
 from tests.workflows.world import FakeWorld
 from workflows.messages import ids
 from workflows.messages.errors import VersionMismatch
 from workflows.messages.transition import Resolution
+
+pytestmark = pytest.mark.timeout(400)
 
 
 def of_version(version: int, *cells: int):
