@@ -9,7 +9,7 @@ import pytest_asyncio
 from sqlalchemy import select
 
 from infra.audit import audit_run
-from infra.records.schema import executions, segments, transitions
+from infra.records.schema import executions, ledger, segments, transitions
 from infra.settings.run import load_run
 from tests.integration.conftest import Run
 from tests.integration.scene import burst, paced_fleet
@@ -18,6 +18,7 @@ from workers.supervisor import LocalStack
 from workflows.messages import ids
 from workflows.messages.errors import InvalidInput
 from workflows.messages.fleet import Elasticity
+from workflows.messages.policies import PolicySettings, ThroughputSettings
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.asyncio(loop_scope="module")]
 
@@ -54,26 +55,40 @@ async def test_a_cell_joins_and_another_leaves_in_mid_burst(run: Run) -> None:
     await present(run, 0, 2)
     report = await handle.result()
     assert (report["version"], len(report["steps"])) == (3, 3)
-    await handle_second(run)
+    await other_policies(run)
     elastic = await scheduler.query("elasticity", result_type=Elasticity)
     assert [cell.index for cell in elastic.cells] == [0, 2]
     assert elastic.costs["retire"].count == 1
     with run.stack.records.connect() as connection:
         rows = connection.execute(select(executions.c.outcome, executions.c.closed_at)).all()
-        assert len(rows) == 24 + 8
+        assert len(rows) == 24 + 8 + 8
         assert all(row.outcome == "scored" and row.closed_at is not None for row in rows)
         retired = connection.execute(select(transitions).where(transitions.c.direction == "retire")).all()
         assert [(row.cell, row.result) for row in retired] == [(1, "done")]
         assert connection.execute(select(segments.c.cell).where(segments.c.cell == 2)).first(), "cell 2 served nobody"
+        together = connection.scalars(select(ledger.c.together).where(ledger.c.policy == "colocate")).all()
+        assert [2] in together, "the pool did not move together"
     manifest = load_run(Path(run.stack.run_dir))
     assert (len(manifest.fleet.cells), manifest.gone) == (3, (1,))
     audit = audit_run(Path(run.stack.run_dir), at_rest=True)
     assert not audit.findings, audit.findings
 
 
-async def handle_second(run: Run) -> None:
-    """The fleet that is left carries another burst."""
-    await run.rested()
-    report = await (await run.start(burst("elastic", "second", steps=1))).result()
-    assert report["version"] == 4
+async def looked_at(run: Run) -> bool:
+    """Whether the Scheduler knows how busy its training cells are."""
+    sample = (await run.scheduler())["telemetry"]["sample"]
+    return sample is not None and set(sample["training"]) == {"0"}
+
+
+async def other_policies(run: Run) -> None:
+    """The fleet that is left carries on, under whatever policy."""
+    sampled = PolicySettings(name="throughput", throughput=ThroughputSettings(sample_seconds=0.5))
+    whole = PolicySettings(name="colocate", streaming=False)
+    for number, policy in enumerate((sampled, whole)):
+        await run.rested()
+        handle = await run.start(burst("elastic", policy.name, steps=1, policy=policy))
+        if policy is sampled:
+            await run.until(lambda state: looked_at(run), "the pipeline is looked at")
+        report = await handle.result()
+        assert report["version"] == 4 + number
     await run.rested()
