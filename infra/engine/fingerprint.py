@@ -8,7 +8,9 @@ there compare two engines with each other, not with this.
 """
 
 import hashlib
+import os
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from infra.engine.client import EngineChecksum
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     import torch
 
 VOCABULARY_PADDING = 64
+MOST_THREADS = 8
 _PADDED = ("embed_tokens.weight", "lm_head.weight")
 _STACKED = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),
@@ -27,7 +30,10 @@ _STACKED = {
 
 def engine_checksums(weights: "Mapping[str, torch.Tensor]", *, tied_embeddings: bool) -> EngineChecksum:
     """From Hugging Face-named CPU tensors in the dtype the engine serves (fp32 on CPU)."""
-    tensors = {name: _hash(parts) for name, parts in sorted(_as_engine(weights, tied_embeddings).items())}
+    named = sorted(_as_engine(weights, tied_embeddings).items())
+    with ThreadPoolExecutor(min(MOST_THREADS, os.cpu_count() or 1)) as pool:  # sha256 runs without the interpreter
+        hashes = pool.map(_hash, [parts for _, parts in named])
+        tensors = {name: value for (name, _), value in zip(named, hashes, strict=True)}
     total = hashlib.sha256("".join(name + value for name, value in tensors.items()).encode()).hexdigest()
     return EngineChecksum(tensors=tensors, total=total)
 
