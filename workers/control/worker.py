@@ -30,8 +30,10 @@ from infra.routing.client import RoutingClient
 from infra.settings.run import RunManifest, Secrets, load_run
 from infra.temporal.client import connect
 from workers.control import metrics
+from workers.control.lost_books import recorded_books
 from workers.registration import activities_of, interceptors
 from workers.supervisor import hints
+from workflows.accounts import AccountsState
 from workflows.batch import TrainingBatch
 from workflows.books import SchedulerState
 from workflows.burst import Burst
@@ -136,11 +138,15 @@ async def begin_run(manifest: RunManifest, client: Client, engine: Engine) -> No
     """Start Scheduler and Cells as soon as the core has recorded the weights the run begins with."""
     while (found := await asyncio.to_thread(committed_weights, engine)) is None:
         await asyncio.sleep(_LOOK_SECONDS)
-    await start_run(manifest, client, found[0])
+    weights, checkpoint = found
+    accounts, positions = await asyncio.to_thread(recorded_books, engine, manifest.checkpoints, checkpoint)
+    await start_run(manifest, client, weights, accounts, positions)
 
 
-async def start_run(manifest: RunManifest, client: Client, weights: Weights) -> None:
-    """Start the run's long-lived workflows; those that run already go on untouched."""
+async def start_run(
+    manifest: RunManifest, client: Client, weights: Weights, accounts: AccountsState, positions: dict[str, int]
+) -> None:
+    """Start the run's long-lived workflows; those that run already go on untouched, with the books they have."""
     fleet = manifest.fleet
     spec = RunSpec(
         run=fleet.run,
@@ -155,7 +161,7 @@ async def start_run(manifest: RunManifest, client: Client, weights: Weights) -> 
     entries = tuple(CellEntry(spec=cell) for cell in fleet.cells)
     await client.start_workflow(
         Scheduler.run,
-        SchedulerState(spec=spec, weights=weights, cells=entries),
+        SchedulerState(spec=spec, weights=weights, cells=entries, accounts=accounts, positions=positions),
         id=ids.scheduler_id(fleet.run),
         task_queue=ids.WORKFLOW_QUEUE,
         id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
