@@ -5,10 +5,26 @@ from pathlib import Path
 
 from temporalio import activity
 
+from harness_adapters.registry import adapter_named
 from infra.settings.run import RunManifest
 from infra.tasks import TaskSet
-from workflows.messages.burst import Purpose
+from workflows.messages.burst import HarnessChoice, Purpose
+from workflows.messages.errors import HarnessUnusable, InvalidSpec
 from workflows.messages.tasks import SelectedTasks, SelectTasks
+
+HARNESSES = Path("var") / "harness"
+"""Where harnesses are installed, below the checkout."""
+
+
+def require_harness(choice: HarnessChoice, root: Path) -> None:
+    """Raises InvalidSpec naming the field, and what to do, when `choice` cannot run from the harnesses at `root`."""
+    adapter = adapter_named(choice.name)
+    if not adapter.installed(root):
+        raise InvalidSpec(f"{choice.name} is not installed; gyre harness install {choice.name}", field="harness.name")
+    try:
+        adapter.check(choice, root)
+    except HarnessUnusable as error:
+        raise InvalidSpec(str(error), field="harness") from error
 
 
 class TaskActivities:
@@ -19,7 +35,13 @@ class TaskActivities:
 
     @activity.defn(name="select_tasks")
     async def select_tasks(self, request: SelectTasks) -> SelectedTasks:
-        """Draw the next tasks; the same request gives the same. Raises InvalidSpec for a set that is not there."""
+        """Draw the next tasks; the same request gives the same.
+
+        Raises InvalidSpec for a set that is not there, and for a harness that nobody knows, that is not installed or
+        whose settings are wrong: an execution that can never run is not dispatched.
+        """
+        if request.harness is not None:
+            await asyncio.to_thread(require_harness, request.harness, Path(self._manifest.root) / HARNESSES)
         return await asyncio.to_thread(self._select, request)
 
     def _select(self, request: SelectTasks) -> SelectedTasks:

@@ -80,6 +80,7 @@ class Errands(Books):
             seed=spec.seed,
             position=self.positions.get(_tasks_of(spec), 0) if spec.purpose is Purpose.TRAIN else 0,
             count=count,
+            harness=spec.harness,
         )
         return await call(steps.SELECT_TASKS, request, queue=self.control, summary=f"tasks of {spec.name}")
 

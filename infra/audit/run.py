@@ -25,11 +25,10 @@ from workflows.messages.errors import InvalidInput
 def audit_run(run_dir: Path, *, at_rest: bool = False, advantage: str | None = None) -> AuditReport:
     """Audit the run recorded below `run_dir`. Raises InvalidInput when nothing is recorded there."""
     try:
-        # A recorded run may have been moved since; what lies in its folder moved with it.
-        manifest = load_run(run_dir).model_copy(update={"run_dir": str(run_dir.resolve())})
+        manifest = load_run(run_dir)
     except FileNotFoundError:
         raise InvalidInput(f"no run is recorded in {run_dir}", field="run") from None
-    engine = open_database(manifest.database_url)
+    engine = open_database(manifest.database_url, create=True)
     try:
         store = ObjectStore(manifest.object_store_url)
         return audit_records(engine, store, run=manifest.run, at_rest=at_rest, advantage=advantage)
@@ -66,6 +65,7 @@ def audit_records(
     check_batches(engine, findings, targets, timelines, batches, groups)
     check_checksums(engine, findings)
     _add_figures(engine, findings)
+    findings.figures["executions"] = len(executions)
     findings.figures["groups"] = len(groups)
     return findings.report(run)
 

@@ -44,6 +44,13 @@ def holds_a_run(engine: Engine) -> bool:
         return any(connection.execute(select(table).limit(1)).first() is not None for table in tables)
 
 
+def has_dispatched(engine: Engine) -> bool:
+    """Whether an execution or a batch of a run is recorded here: more than that its processes were started."""
+    with engine.connect() as connection:
+        tables = (schema.executions, schema.batches, schema.groups)
+        return any(connection.execute(select(table).limit(1)).first() is not None for table in tables)
+
+
 def plain_json(value: Any) -> str:
     """JSON that every database takes: what is not finite becomes null."""
     try:

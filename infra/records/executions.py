@@ -154,7 +154,7 @@ class ExecutionRecords:
                     end_reason=run.end,
                     outcome=evaluation.outcome,
                     reward=evaluation.reward,
-                    detail=evaluation.detail or run.detail,
+                    detail=said(run, evaluation),
                     evaluator=evaluation.evaluator,
                 )
             )
@@ -174,6 +174,14 @@ class ExecutionRecords:
         if row is None:
             raise Fenced(f"{execution} has no row, and none can be inserted")
         return row
+
+
+def said(run: HarnessRun, evaluation: Evaluation) -> str:
+    """What is known beside the outcome, each word with whose it is: the harness' or its host's, the grader's."""
+    if evaluation.detail == run.detail or evaluation.outcome is Outcome.NO_ARTIFACT:
+        return evaluation.detail or run.detail
+    words = (("harness", run.detail), ("grader", evaluation.detail))
+    return "; ".join(f"{who}: {text}" for who, text in words if text)
 
 
 def _opened(spec: ExecutionSpec, token_sha256: str, workspace: str) -> dict[str, object]:

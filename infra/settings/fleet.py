@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import Field, ValidationError, model_validator
 
+from infra.settings.spelling import problem_text
 from workflows.messages.base import Message
 from workflows.messages.burst import Slug
 from workflows.messages.errors import InvalidSpec
@@ -91,4 +92,5 @@ def load_fleet(path: Path) -> Fleet:
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"])
-        raise InvalidSpec(f"{first['msg']} (got {first.get('input')!r})", field=field or None) from None
+        said = problem_text(Fleet, first)
+        raise InvalidSpec(f"{said} (got {first.get('input')!r})", field=field or None) from None

@@ -114,5 +114,9 @@ class Secrets(Message):
 
 
 def load_run(run_dir: Path) -> RunManifest:
-    """Read `run.json`. Raises FileNotFoundError when no stack was ever started there."""
-    return RunManifest.model_validate_json((run_dir / "run.json").read_text())
+    """Read `run.json`. Raises FileNotFoundError when no stack was ever started there.
+
+    Its folder is where it was found: a run that was moved, renamed or copied is read there, not where it was recorded.
+    """
+    recorded = RunManifest.model_validate_json((run_dir / "run.json").read_text())
+    return recorded.model_copy(update={"run_dir": str(run_dir.resolve())})

@@ -29,6 +29,19 @@ COMPANIONS = (
 """What besides the weights makes a folder loadable; copied when present."""
 
 
+def require_model(folder: Path) -> None:
+    """A look at what lies in `folder`, nothing is loaded. Raises InvalidInput when it is no model to start from."""
+    if not folder.is_dir():
+        raise InvalidInput(
+            f"{folder} is no folder; it has to be a local folder in the Hugging Face layout (names are not downloaded)",
+            field="model",
+        )
+    missing = [name for name in ("config.json", "tokenizer.json") if not (folder / name).is_file()]
+    missing += [] if any(folder.glob("model*.safetensors")) else ["model*.safetensors (the weights)"]
+    if missing:
+        raise InvalidInput(f"{folder} is no model folder: {', '.join(missing)} missing", field="model")
+
+
 def load_weights(folder: Path) -> dict[str, "Tensor"]:
     """The fp32 tensors of `folder`, checked against its config. A copy of tied embeddings is dropped.
 

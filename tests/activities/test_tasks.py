@@ -7,7 +7,7 @@ import pytest
 from activities.tasks import TaskActivities
 from infra.settings.fleet import Fleet
 from infra.settings.run import RunManifest
-from workflows.messages.burst import Purpose
+from workflows.messages.burst import HarnessChoice, Purpose
 from workflows.messages.errors import InvalidSpec
 from workflows.messages.tasks import SelectTasks
 
@@ -32,9 +32,18 @@ def select(tmp_path: Path, environment):
     )
     activities = TaskActivities(manifest)
 
-    async def run(position: int, count: int, *, purpose=Purpose.TRAIN, tasks="small", split="train", seed=0):
+    async def run(
+        position: int, count: int, *, purpose=Purpose.TRAIN, tasks="small", split="train", seed=0, harness=None
+    ):
         request = SelectTasks(
-            run="test", tasks=tasks, split=split, purpose=purpose, seed=seed, position=position, count=count
+            run="test",
+            tasks=tasks,
+            split=split,
+            purpose=purpose,
+            seed=seed,
+            position=position,
+            count=count,
+            harness=harness,
         )
         selected = await environment().run(activities.select_tasks, request)
         assert all(Path(task).is_absolute() for task in selected.tasks)
@@ -66,3 +75,22 @@ async def test_a_folder_may_be_named_itself_and_a_missing_one_is_an_error(select
     assert (await select(0, 1, tasks=str(tmp_path / "sets/small")))[1] == 1
     with pytest.raises(InvalidSpec, match="no such folder"):
         await select(0, 1, tasks="nowhere")
+
+
+@pytest.mark.parametrize(
+    ("harness", "told"),
+    [
+        (HarnessChoice(name="mini-swe-agnet"), r"^harness\.name: no harness 'mini-swe-agnet'; there are"),
+        (HarnessChoice(name="codex"), r"^harness\.name: codex is not installed; gyre harness install codex"),
+        (HarnessChoice(name="command", settings={"comand": "true"}), r"^harness\.settings\.comand: "),
+        (HarnessChoice(name="command", settings={"command": "no-such-agent"}), r"^harness: no such command"),
+    ],
+)
+async def test_a_harness_that_can_never_run_is_refused_before_anything_is_dispatched(select, harness, told):
+    with pytest.raises(InvalidSpec, match=told):
+        await select(0, 2, harness=harness)
+
+
+async def test_a_harness_that_can_run_is_not_in_the_way(select):
+    names, _ = await select(0, 2, harness=HarnessChoice(name="command", settings={"command": "true"}))
+    assert len(names) == 2

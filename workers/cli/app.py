@@ -75,9 +75,17 @@ def build() -> App:
     for module in pkgutil.iter_modules(workers.cli.__path__):
         if module.name.startswith("bench_"):
             name = module.name.removeprefix("bench_").replace("_", "-")
-            bench.command(f"workers.cli.{module.name}:bench", name=name)
+            bench.command(f"workers.cli.{module.name}:bench", name=name, help=_first_line(module.name))
     app.command(bench)
     return app
+
+
+def _first_line(module: str) -> str:
+    """What a command's module says it does, without importing it."""
+    with (Path(__file__).parent / f"{module}.py").open() as file:
+        line = file.readline().strip().strip('"')
+    told = line.partition("`: ")[2] or line
+    return told[:1].upper() + told[1:]
 
 
 def _version() -> str:

@@ -22,7 +22,7 @@ def audit(run: str | None = None, /, *, at_rest: bool = False, json_: bool = Fal
     json_
         Print the whole report as JSON.
     """
-    manifest = find_run(run)
+    manifest = find_run(run, field="RUN")
     report = audit_run(manifest.folder, at_rest=at_rest)
     if json_:
         print(report.model_dump_json(indent=2))
@@ -43,6 +43,9 @@ def show(report: AuditReport, console: Console) -> None:
     for name, value in report.figures.items():
         console.print(f"{name}: {escape(str(value))}", highlight=False)
     total = sum(report.found.values())
+    if report.ok and report.figures.get("executions") == 0:
+        console.print(f"run {report.run}: there was nothing to check, no execution is recorded")
+        return
     console.print(
         f"run {report.run}: every invariant holds" if report.ok else f"run {report.run}: {total} faults found"
     )

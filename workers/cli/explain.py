@@ -12,6 +12,7 @@ from infra.update_metrics import in_words
 from workers.cli.explain_facts import Explanation, explain_execution
 from workers.cli.runs import find_run
 from workers.cli.tree import find_execution
+from workflows.messages.execution import ProcessedExecution
 
 
 def explain(execution: str, /, *, run_dir: Path | None = None, json_: bool = False) -> None:
@@ -64,14 +65,11 @@ def _lines(found: Explanation) -> list[tuple[str, str]]:
         ("task", f"{found.task}, by {found.harness}, attempt {found.attempt}"),
         ("end", f"{found.end or 'open'}; {found.outcome or 'not scored'}, reward {found.reward}"),
         ("grader", f"tests with sha256 {found.evaluator[:12]}" if found.evaluator else ""),
-        ("grader said", found.detail),
+        ("said", found.detail),
         ("calls", "; ".join(f"{count} {what}" for what, count in found.calls.items()) or "none"),
     ]
     if (processed := found.processed) is not None:
-        versions = f"sampled by versions {processed.oldest_version} to {processed.newest_version}"
-        paths = f"{processed.paths} of {processed.candidates} paths chosen, {processed.target_tokens} targets"
-        shared = f"{processed.expanded_tokens:,} tokens path by path, {processed.unique_tokens:,} shared"
-        lines += [("trajectory", f"{paths}; {shared}; {versions}; sha256 {(found.trajectory_sha256 or '')[:12]}")]
+        lines.append(("trajectory", _trajectory(processed, found.trajectory_sha256 or "")))
         if processed.unmerged_calls:
             apart = f"{processed.unmerged_calls} of {processed.calls} calls do not go on with a recorded history"
             lines.append(("merging", f"{apart}; `gyre tree` says why"))
@@ -86,6 +84,17 @@ def _lines(found: Explanation) -> list[tuple[str, str]]:
         lines.append(("batch", f"{batch.batch}, {state}, V = {batch.valid_executions}"))
         lines.append(("update", in_words(batch.figures)))
     return [(name, value) for name, value in lines if value]
+
+
+def _trajectory(processed: ProcessedExecution, sha256: str) -> str:
+    if not processed.calls:
+        return "empty: the harness ended without a model call"
+    if not processed.candidates:
+        return f"empty: none of its {processed.calls} calls has an answer that can be trained; sha256 {sha256[:12]}"
+    versions = f"sampled by versions {processed.oldest_version} to {processed.newest_version}"
+    paths = f"{processed.paths} of {processed.candidates} paths chosen, {processed.target_tokens} targets"
+    shared = f"{processed.expanded_tokens:,} tokens path by path, {processed.unique_tokens:,} shared"
+    return f"{paths}; {shared}; {versions}; sha256 {sha256[:12]}"
 
 
 def _admitted(found: Explanation) -> str:

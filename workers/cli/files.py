@@ -1,15 +1,21 @@
 """The files people write: examples, JSON schemas, and a check that names every wrong field."""
 
 import json
+import sys
 from pathlib import Path
 from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from activities.tasks import HARNESSES
+from harness_adapters.registry import adapter_named
 from infra.settings.fleet import Fleet, load_fleet
-from workflows.messages.burst import BurstSpec, CampaignSpec
-from workflows.messages.errors import InvalidSpec
+from infra.settings.spelling import problem_text
+from infra.weights.folder import require_model
+from workers.supervisor.run_folder import CHECKOUT
+from workflows.messages.burst import BurstSpec, CampaignSpec, HarnessChoice
+from workflows.messages.errors import HarnessUnusable, InvalidSpec
 
 Spec = TypeVar("Spec", bound=BaseModel)
 
@@ -24,7 +30,9 @@ def parse(model: type[Spec], path: Path) -> Spec:
     except FileNotFoundError:
         raise InvalidSpec(f"no such file: {path}") from None
     except ValidationError as error:
-        raise InvalidSpec("\n       ".join(f"{path}: {_explain(problem)}" for problem in error.errors())) from None
+        raise InvalidSpec(
+            "\n       ".join(f"{path}: {_explain(model, problem)}" for problem in error.errors())
+        ) from None
 
 
 def burst_example(*, run: str = "local", name: str = "first", tasks: str = EXAMPLE_TASKS) -> None:
@@ -38,6 +46,7 @@ def burst_schema() -> None:
 
 def burst_check(file: Path, /) -> None:
     spec = parse(BurstSpec, file)
+    _check_harness(spec.harness)
     executions = spec.quota * spec.executions_per_group
     print(f"{file}: ok; burst {spec.name} of run {spec.run}: up to {spec.quota} groups, {executions} executions")
 
@@ -54,6 +63,7 @@ def campaign_schema() -> None:
 
 def campaign_check(file: Path, /) -> None:
     spec = parse(CampaignSpec, file)
+    _check_harness(spec.burst.harness)
     print(f"{file}: ok; campaign {spec.name} of run {spec.run}: {spec.bursts} bursts")
 
 
@@ -65,6 +75,7 @@ def fleet_example() -> None:
 
 def fleet_check(file: Path, /) -> None:
     fleet = load_fleet(file)
+    require_model(CHECKOUT / fleet.model)
     print(f"{file}: ok; run {fleet.run}, {len(fleet.cells)} cells")
 
 
@@ -95,8 +106,17 @@ def _toml_line(model: BaseModel, name: str) -> str:
     return f"{name} = {json.dumps(getattr(model, name))}{f'  # {note}' if note else ''}\n"
 
 
-def _explain(problem: ErrorDetails) -> str:
+def _check_harness(choice: HarnessChoice) -> None:
+    """Raises InvalidSpec for an unknown harness or a wrong setting; one that is missing here may be there elsewhere."""
+    adapter = adapter_named(choice.name)
+    try:
+        adapter.check(choice, CHECKOUT / HARNESSES)
+    except HarnessUnusable as error:
+        print(f"note: harness.name: {error}; gyre harness install {choice.name}", file=sys.stderr)
+
+
+def _explain(model: type[BaseModel], problem: ErrorDetails) -> str:
     field = ".".join(str(part) for part in problem["loc"])
     given = problem["input"]
     shown = f" (got {given!r:.80})" if isinstance(given, str | int | float | bool | None) else ""
-    return f"{field or 'file'}: {problem['msg']}{shown}"
+    return f"{field or 'file'}: {problem_text(model, problem)}{shown}"

@@ -17,6 +17,7 @@ from infra.records.database import open_database
 from infra.records.schema import ledger as ledger_table
 from infra.report import tables
 from infra.report.account import Account, account
+from infra.report.alarms import alarms
 from infra.report.changes import Entry
 from infra.report.page import figures, gain_text, totals_rows
 from infra.report.reading import read
@@ -82,7 +83,7 @@ def ledger(
         raise InvalidInput("how many entries, 0 for all", field="--last")
     exports = csv is not None or parquet is not None
     count = last if last is not None else 0 if exports else SHOWN
-    manifest = find_run(run if run is not None else run_dir, field="RUN")
+    manifest = find_run(run, field="RUN") if run is not None else find_run(run_dir)
     engine = open_database(manifest.database_url)
     try:
         found = account(read(engine, manifest.fleet))
@@ -111,6 +112,7 @@ def ledger(
                 _print_entries(engine, entries, found)
             else:
                 _show_entries(entries, found, manifest.run)
+                _show_alarms(engine)
     finally:
         engine.dispose()
 
@@ -200,6 +202,12 @@ def _show_entries(entries: list[Entry], found: Account, run: str) -> None:
             escape(entry.why) + (f"\n[dim]{escape(came)}[/]" if came else ""),
         )
     Console().print(table)
+
+
+def _show_alarms(engine: Engine) -> None:
+    with engine.connect() as connection:
+        for line in alarms(connection):
+            Console().print(f"[red]ALARM[/] {escape(line)}", soft_wrap=True, highlight=False)
 
 
 def came_of(entry: Entry, found: Account) -> str:

@@ -6,12 +6,12 @@ from pathlib import Path
 
 from pydantic import ValidationError
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
 from infra.simulator.plan import Finalist, PlanReport, Search
 from infra.simulator.plan import plan as search_plan
 from infra.simulator.scenario import Scenario, load_scenario
+from workers.cli.progress import progress
 from workflows.messages.errors import InvalidSpec
 
 
@@ -48,10 +48,8 @@ def plan(
     choices = load_search(search) if search else Search()
     if trials is not None:
         choices = Search.model_validate({**choices.model_dump(), "trials": trials})
-    columns = (TextColumn("simulating set-ups"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=json_) as bar:
-        task = bar.add_task("", total=None)
-        report = search_plan(base, choices, lambda done, total: bar.update(task, completed=done, total=total))
+    with progress("simulating set-ups", None, hidden=json_) as tell:
+        report = search_plan(base, choices, lambda done, total: tell("simulating set-ups", done, total))
     affordable = None if hours is None else int(hours / (report.hours / report.steps))
     if json_:
         print(json.dumps({**report.model_dump(mode="json"), "steps_in_budget": affordable}))

@@ -23,10 +23,12 @@ def find_run(which: str | Path | None = None, *, field: str = "--run-dir") -> Ru
         if not manifests:
             raise InvalidInput("no run was started here yet; `gyre up` starts one", field=field)
         return _load(manifests[-1].parent, field)
-    for folder in (Path(which), run_folder(str(which))):
+    for folder in (Path(which), run_folder(str(which)), CHECKOUT / "var" / str(which) / "run"):
         if (folder / "run.json").exists():
             return _load(folder, field)
-    raise InvalidInput(f"{which} is neither a run folder nor the name of a run in {RUNS}", field=field)
+    raise InvalidInput(
+        f"{which} is neither a run folder nor the name of a run in {RUNS} or of var/NAME/run", field=field
+    )
 
 
 def _load(folder: Path, field: str) -> RunManifest:

@@ -1,12 +1,12 @@
 """`gyre simulate`: what the scheduling policies would do with a workload, before or after a GPU is spent."""
 
+import itertools
 import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from infra.records.database import open_database
@@ -15,6 +15,7 @@ from infra.simulator.paper import Laboratory, Row, hours_of, load_fit, orders_of
 from infra.simulator.picture import draw
 from infra.simulator.recorded import RecordedRun, read_run
 from infra.simulator.scenario import Scenario, load_scenario
+from workers.cli.progress import progress
 from workers.cli.runs import find_run
 from workflows.messages.errors import InvalidInput
 
@@ -64,10 +65,10 @@ def simulate(
     if seed is not None:
         chosen = chosen.model_copy(update={"seed": seed})
     chosen = ablation(chosen) if ablate else chosen
-    with _bar(hidden=json_) as bar:
-        task = bar.add_task(chosen.name, total=len(chosen.variants))
+    count, total = itertools.count(1), len(chosen.variants)
+    with progress(chosen.name, total, hidden=json_) as tell:
         workload = recorded.workload if recorded else None
-        results = compare(chosen, workload, lambda label: bar.update(task, advance=1, description=label))
+        results = compare(chosen, workload, lambda label: tell(label, next(count), total))
     if plot:
         draw(results, plot, chosen.name)
     report = report_of(chosen, results, recorded)
@@ -101,7 +102,7 @@ def report_of(scenario: Scenario, results: Sequence[Compared], recorded: Recorde
 
 
 def _recorded(which: Path) -> RecordedRun:
-    manifest = find_run(which)
+    manifest = find_run(which, field="--from-run")
     engine = open_database(manifest.database_url)
     try:
         return read_run(engine, manifest.fleet)
@@ -117,15 +118,21 @@ def _table(scenario: Scenario, results: Sequence[Compared], recorded: RecordedRu
     table = Table(
         title=title,
         title_justify="left",
-        caption="age: measured staleness; idle: of time in training (T), of slots (R)",
+        caption="ratio: to the fastest; age: measured staleness, in versions; T, R: idle share of time in training, "
+        "of rollout slots; moves: role changes of cells; moved: requests that changed the cell; split: fixed training "
+        "cells",
+        caption_justify="left",
+        box=None,
+        pad_edge=False,
+        collapse_padding=True,
     )
-    for column in ("policy", "time", "", "age", "idle T", "idle R", "moves", "moved", "split"):
+    for column in ("policy", "time", "ratio", "age", "T", "R", "moves", "moved", "split"):
         table.add_column(column, justify="left" if column == "policy" else "right", no_wrap=True)
     for result in results:
         out = result.outcome
         table.add_row(
             out.label,
-            f"{out.hours:.2f} h" if out.hours >= 1 else f"{out.seconds:.1f} s",
+            _duration(out.seconds),
             f"{out.seconds / fastest:.2f}x",
             f"{out.staleness:.2f}",
             f"{out.training_idle_share:.0%}",
@@ -137,12 +144,19 @@ def _table(scenario: Scenario, results: Sequence[Compared], recorded: RecordedRu
     return table
 
 
+def _duration(seconds: float) -> str:
+    if seconds < 3600:
+        return f"{seconds:.1f} s"
+    hours = seconds / 3600
+    return f"{hours:.2f} h" if hours < 100 else f"{hours:.0f} h"
+
+
 def _paper(json_: bool) -> None:
     fit, record = load_fit()
     laboratory = Laboratory(fit, PAPER_SEEDS)
-    with _bar(hidden=json_) as bar:
-        task = bar.add_task("published settings", total=runs_of(PAPER_SEEDS, SPREAD_SEEDS))
-        laboratory.progress = lambda text: bar.update(task, advance=1, description=text)
+    count, total = itertools.count(1), runs_of(PAPER_SEEDS, SPREAD_SEEDS)
+    with progress("published settings", total, hidden=json_) as tell:
+        laboratory.progress = lambda text: tell(text, next(count), total)
         rows, orders = rows_of(laboratory), orders_of(laboratory)
         hours, spreads = hours_of(laboratory), spreads_of(laboratory.with_seeds(SPREAD_SEEDS))
     missed = [row.name for row in rows if not row.met]
@@ -201,8 +215,3 @@ def _sensitivity_table(sensitivity: dict[str, dict[str, float]]) -> Table:
     for change, values in sensitivity.items():
         table.add_row(change, *(f"{values[name]:.3f}" for name in names))
     return table
-
-
-def _bar(*, hidden: bool) -> Progress:
-    columns = (TextColumn("{task.description:40}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    return Progress(*columns, console=Console(stderr=True), transient=True, disable=hidden)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any
@@ -9,20 +10,24 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
-from sqlalchemy import Connection, Engine, func, select
+from sqlalchemy import Connection, Engine, case, func, select
 from temporalio.client import WorkflowHandle, WorkflowQueryFailedError
 from temporalio.service import RPCError
 
 from infra.records.database import open_database
 from infra.records.schema import batches, calls, engines, executions, groups, transitions, updates
+from infra.report.alarms import alarms
 from infra.settings.run import RunManifest
 from infra.temporal.client import connect
 from infra.update_metrics import in_words
 from workers.cli.runs import find_run
 from workers.supervisor.hints import resume_command
+from workers.supervisor.run_folder import is_supervised
 from workflows.books import SchedulerState
 from workflows.cell import CellState
+from workflows.messages.burst import Purpose
 from workflows.messages.errors import Transient
+from workflows.messages.execution import Outcome
 from workflows.messages.ids import cell_workflow_id, scheduler_id
 
 _ANSWER_SECONDS = 5.0
@@ -41,9 +46,11 @@ def status(*, run_dir: Path | None = None, json_: bool = False) -> None:
     """
     manifest = find_run(run_dir)
     engine = open_database(manifest.database_url, create=True)
-    summary = {"run": manifest.run, "folder": manifest.run_dir, "records": from_records(engine)}
+    runs = is_supervised(manifest.folder)
+    summary = {"run": manifest.run, "folder": manifest.run_dir, "running": runs, "records": from_records(engine)}
     engine.dispose()
-    summary["workflows"] = asyncio.run(from_workflows(manifest))
+    # A run that was moved aside may name a port that another run has now: nobody is asked for a run that stands still.
+    summary["workflows"] = asyncio.run(from_workflows(manifest)) if runs else {}
     if json_:
         print(json.dumps(summary, indent=2))
     else:
@@ -51,7 +58,7 @@ def status(*, run_dir: Path | None = None, json_: bool = False) -> None:
 
 
 def from_records(engine: Engine) -> dict[str, Any]:
-    """Counts and newest entries of the records; works also while the stack is down."""
+    """Counts and newest entries of the records; works also while the stack is down, then as they were left."""
     by_state = select(executions.c.state, executions.c.outcome, func.count()).group_by(
         executions.c.state, executions.c.outcome
     )
@@ -72,12 +79,46 @@ def from_records(engine: Engine) -> dict[str, Any]:
             "version": newest["version"] if newest else None,
             "last_update": _last_update(connection),
             "published": bool(newest and newest["published_at"]),
+            "bursts": _bursts(connection),
+            "alarms": alarms(connection),
             "role_changes": connection.execute(select(func.count()).select_from(transitions)).scalar_one(),
             "engines": [
                 {"engine": row["engine"], "door": row["door"], "version": row["version"], "slots": row["slots"]}
                 for row in connection.execute(select(engines).order_by(engines.c.engine)).mappings()
             ],
         }
+
+
+def _bursts(connection: Connection) -> list[str]:
+    """What came of each burst so far, a line each: scores, groups, updates, and why there was none."""
+    of = executions.c
+    valid = of.outcome == Outcome.SCORED
+    scores = (
+        select(of.burst, of.purpose, func.count(), func.sum(case((valid, 1), else_=0)), func.avg(of.reward))
+        .where(of.closed_at.is_not(None))
+        .group_by(of.burst, of.purpose)
+        .order_by(func.min(of.prepared_at))
+    )
+    updated = batches.c.version_after > batches.c.version_before
+    made = select(batches.c.burst, func.count()).where(updated).group_by(batches.c.burst)
+    updates_of = {row[0]: row[1] for row in connection.execute(made)}
+    admitted: dict[str, Counter[str]] = {}
+    for burst, reason, count in connection.execute(
+        select(groups.c.burst, groups.c.no_signal, func.count()).group_by(groups.c.burst, groups.c.no_signal)
+    ):
+        admitted.setdefault(burst, Counter())[reason or ""] += count
+    lines: list[str] = []
+    for burst, purpose, closed, count, mean in connection.execute(scores):
+        line = f"{burst}: {count or 0} of {closed} closed executions are valid"
+        line += "" if mean is None else f", mean reward {mean:.3g}"
+        if purpose == Purpose.TRAIN:
+            line += f"; {updates_of.get(burst, 0)} updates"
+            found = admitted.get(burst, Counter())
+            line += f"; {found.total()} groups admitted" if found else ""
+            without = [f"{number} {reason.replace('_', ' ')}" for reason, number in found.items() if reason]
+            line += f", without signal: {', '.join(without)}" if without else ""
+        lines.append(line)
+    return lines
 
 
 def _last_update(connection: Connection) -> dict[str, Any] | None:
@@ -105,7 +146,7 @@ async def _answer(line: Awaitable[str]) -> str:
     try:
         return await asyncio.wait_for(line, _ANSWER_SECONDS)
     except TimeoutError:
-        return "no worker answers"
+        return f"no answer within {_ANSWER_SECONDS:g} s: its worker may be busy, or starting; `gyre up` shows which"
     except (RPCError, WorkflowQueryFailedError) as error:
         return f"no answer: {error}"
 
@@ -142,7 +183,13 @@ def _show(summary: dict[str, Any], console: Console) -> None:
     table = Table(title=f"run {summary['run']} in {summary['folder']}", title_justify="left", show_header=False)
     table.add_column(style="bold")
     table.add_column(overflow="fold")
+    if not summary["running"]:
+        table.add_row("stack", "not running (`gyre up` starts it); below is what was recorded last")
     for name, value in summary["records"].items():
+        if name == "alarms":
+            for line in value:
+                table.add_row("[red]ALARM[/]", f"[red]{escape(line)}[/]")
+            continue
         shown = f"{value['batch']}: {in_words(value['figures'])}" if name == "last_update" and value else _text(value)
         table.add_row(name.replace("_", " "), escape(shown))
     for name, value in summary["workflows"].items():

@@ -1,6 +1,8 @@
 """`gyre tree`: what an execution did, as a tree of branches, and which of its paths are trained."""
 
+import difflib
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -52,7 +54,9 @@ def tree(
     """
     manifest = find_run(run_dir)
     engine = open_database(manifest.database_url)
-    grown, is_stored = grown_tree(manifest, engine, find_execution(engine, execution))
+    name = find_execution(engine, execution)
+    grown, is_stored = grown_tree(manifest, engine, name)
+    row = ExecutionRecords(engine).get(name)
     engine.dispose()
     tokenizer = _tokenizer(manifest)
     shown = view(
@@ -66,6 +70,11 @@ def tree(
         print(json.dumps(shown.as_dict()))
         return
     show(shown, Console(), turns=turns)
+    if not shown.branches:
+        end = "it still runs" if row is None or row.closed_at is None else f"its end: {row.end_reason}"
+        detail = f"; {row.detail}" if row is not None and row.detail else ""
+        Console().print(f"[yellow]no model call was recorded; {escape(end + detail)}[/]", highlight=False)
+        return
     if not is_stored:
         Console().print("[yellow]no trajectory is stored: what would be chosen now, with the default settings[/]")
 
@@ -77,11 +86,20 @@ def find_execution(engine: Engine, name: str) -> str:
     with engine.connect() as connection:
         found = list(connection.execute(query.limit(MOST_NAMED + 1)).scalars())
         if not found:
-            some = list(connection.execute(select(column).order_by(column).limit(MOST_NAMED)).scalars())
-            raise InvalidInput(f"no execution {name}; there is {', '.join(some) or 'none at all'}", field="EXECUTION")
+            near = nearest(name, list(connection.execute(select(column).order_by(column)).scalars()))
+            raise InvalidInput(f"no execution {name}; there is {', '.join(near) or 'none at all'}", field="EXECUTION")
     if len(found) > 1:
         raise InvalidInput(f"{name} may be {', '.join(found[:MOST_NAMED])}", field="EXECUTION")
     return found[0]
+
+
+def nearest(name: str, known: Sequence[str]) -> list[str]:
+    """The executions most like `name`, of the burst it names if there is such a one."""
+    parts = name.split("/execution/", 1)[-1].split("/")
+    same = [one for one in known if one.split("/execution/", 1)[-1].split("/")[0] == parts[0]] or known
+    end = {one.split("/execution/", 1)[-1]: one for one in same}
+    wanted = "/".join(part.zfill(4 if place == 1 else 2) if place else part for place, part in enumerate(parts))
+    return [end[one] for one in difflib.get_close_matches(wanted, end, n=MOST_NAMED, cutoff=0.0)]
 
 
 def grown_tree(manifest: RunManifest, engine: Engine, execution: str) -> tuple[GrownTree, bool]:

@@ -9,10 +9,11 @@ from rich.console import Console
 from rich.markup import escape
 
 from infra.settings.fleet import Fleet, load_fleet
+from infra.weights.folder import require_model
 from workers.cli.runs import run_folder
 from workers.supervisor import LocalStack, StackEvent
 from workers.supervisor.hints import next_steps
-from workers.supervisor.run_folder import set_aside
+from workers.supervisor.run_folder import CHECKOUT, set_aside
 
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _STYLES = {"died": "red", "killed": "red", "restarting": "yellow", "ready": "green"}
@@ -37,6 +38,8 @@ def up(
     settings = load_fleet(fleet) if fleet else None
     folder = run_dir or run_folder((settings or Fleet()).run)
     console = Console()
+    if settings is not None:
+        require_model(CHECKOUT / settings.model)  # before an earlier run is moved out of the way for nothing
     if fresh:
         aside = set_aside(folder)
         if aside:

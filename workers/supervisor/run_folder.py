@@ -16,10 +16,11 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from infra.ports import free_ports, keep_or_replace
 from infra.processes.identity import ProcessIdentity
-from infra.records.database import holds_a_run, open_database
+from infra.records.database import has_dispatched, holds_a_run, open_database
 from infra.settings.fleet import Fleet
 from infra.settings.run import RunManifest, Secrets, load_run
 from infra.temporal.client import environment_target
+from infra.weights.folder import require_model
 from workflows.messages.errors import InvalidInput
 
 CHECKOUT = Path(__file__).parents[2]
@@ -27,25 +28,30 @@ CHECKOUT = Path(__file__).parents[2]
 FIXED = ("run", "model", "context_tokens", "cells", "trainer", "database_url", "object_store_url", "temporal")
 """Fleet settings that a run keeps for life; others may change when it goes on."""
 
+LOCK = "supervisor.lock"
 _HOST = "127.0.0.1"
+_LOCK_TRIES, _LOCK_PAUSE_SECONDS = 3, 0.02
 
 
 class FolderLock:
     """Held by the living supervisor of a run folder; raises InvalidInput when another one holds it."""
 
     def __init__(self, run_dir: Path) -> None:
-        self._path = run_dir / "supervisor.lock"
+        self._path = run_dir / LOCK
         self._file: IO[str] | None = None
 
     def __enter__(self) -> "FolderLock":
         file = self._path.open("a+")
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(file)
         except BlockingIOError:
             file.seek(0)
-            owner = file.read().strip()
+            owner = _owner(file.read())
             file.close()
-            raise InvalidInput(f"{self._path.parent} is already supervised by {owner or 'another process'}") from None
+            raise InvalidInput(
+                f"the run in {self._path.parent} is running already, started by {owner}; "
+                "stop it there with Ctrl-C, or choose another folder with --run-dir"
+            ) from None
         identity = ProcessIdentity.of(os.getpid())
         file.truncate(0)
         file.write(json.dumps({"pid": os.getpid(), "start_ticks": identity and identity.start_ticks}))
@@ -59,6 +65,37 @@ class FolderLock:
         if self._file is not None:
             self._file.close()
             self._file = None
+
+
+def is_supervised(run_dir: Path) -> bool:
+    """Whether a living supervisor holds the folder; a moved or copied one is held by nobody."""
+    try:
+        with (run_dir / LOCK).open("r") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
+
+
+def _lock(file: IO[str]) -> None:
+    """Lock `file`; a moment's patience, for whoever asks `is_supervised` holds it for an instant."""
+    for _ in range(_LOCK_TRIES):
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(_LOCK_PAUSE_SECONDS)
+        else:
+            return
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def _owner(text: str) -> str:
+    try:
+        return f"process {json.loads(text)['pid']}"
+    except (ValueError, KeyError, TypeError):
+        return "another process"
 
 
 def set_aside(run_dir: Path) -> Path | None:
@@ -83,8 +120,16 @@ def set_aside(run_dir: Path) -> Path | None:
 def open_manifest(fleet: Fleet | None, run_dir: Path, *, root: Path = CHECKOUT) -> RunManifest:
     """`run.json` of a new run, or of the one that goes on in `run_dir` (its own fleet unless one is given).
 
-    Ports stay where they are free. Raises InvalidInput when `fleet` changes what a run keeps for life.
+    Ports stay where they are free. Raises InvalidInput when `fleet` changes what a run keeps for life; a run in which
+    nothing ever ran is replaced instead.
     """
+    if fleet is not None:
+        require_model(root / fleet.model)
+    if fleet is not None and _may_be_replaced(run_dir, fleet):
+        remove_published_weights(load_run(run_dir))
+        for left in run_dir.iterdir():
+            if left.name != LOCK:  # the supervisor that asks holds it
+                shutil.rmtree(left) if left.is_dir() else left.unlink()
     run_dir.mkdir(parents=True, exist_ok=True)
     for name in ("logs", "workspaces", "checkpoints"):
         (run_dir / name).mkdir(exist_ok=True)
@@ -102,9 +147,26 @@ def remove_published_weights(manifest: RunManifest) -> None:
     shutil.rmtree(manifest.published_weights(0).parent, ignore_errors=True)
 
 
+def _may_be_replaced(run_dir: Path, fleet: Fleet) -> bool:
+    """A run that never dispatched an execution, kept wholly in its folder, is worth nothing to another fleet."""
+    if not (run_dir / "run.json").exists():
+        return False
+    before = load_run(run_dir)
+    if before.fleet.database_url or before.fleet.temporal != "dev":
+        return False
+    if all(getattr(fleet, name) == getattr(before.fleet, name) for name in FIXED):
+        return False
+    engine = open_database(before.database_url, create=True)
+    try:
+        return not has_dispatched(engine)
+    except SQLAlchemyError:
+        return False  # recorded by another version: whether it is worth nothing cannot be told
+    finally:
+        engine.dispose()
+
+
 def _begin(fleet: Fleet, run_dir: Path, root: Path) -> RunManifest:
-    if not (root / fleet.model / "config.json").is_file():
-        raise InvalidInput(f"no model is at {root / fleet.model}: config.json is missing", field="model")
+    require_model(root / fleet.model)
     if fleet.database_url:
         _require_empty(fleet.database_url)
     return _place(fleet, run_dir, root, free_ports(5 + 3 * len(fleet.cells), host=_HOST))

@@ -3,7 +3,7 @@
 from pydantic import Field
 
 from workflows.messages.base import Message
-from workflows.messages.burst import Purpose
+from workflows.messages.burst import HarnessChoice, Purpose
 
 
 class SelectTasks(Message):
@@ -20,6 +20,7 @@ class SelectTasks(Message):
     seed: int
     position: int = Field(ge=0)
     count: int = Field(ge=0)
+    harness: HarnessChoice | None = Field(default=None, description="checked before anything is dispatched")
 
 
 class SelectedTasks(Message):

@@ -5,7 +5,7 @@ import threading
 import pytest
 from sqlalchemy import update
 
-from infra.records.executions import ExecutionRecords, close_unreported, execution_of
+from infra.records.executions import ExecutionRecords, close_unreported, execution_of, said
 from infra.records.schema import executions
 from workflows.messages.burst import HarnessChoice, Limits, Purpose, Sampling
 from workflows.messages.errors import Fenced
@@ -104,3 +104,18 @@ def test_attempts_count_up_and_the_proxys_columns_are_left_alone(records, databa
     records.close(SPEC, SUBMITTED, scored(0))
     row = records.get(NAME)
     assert (row.model_calls, row.first_call_at, row.attempt) == (7, 1.0, 3)
+
+
+@pytest.mark.parametrize(
+    ("run", "evaluation", "told"),
+    [
+        ("exit code 127", ("scored", ""), "harness: exit code 127"),
+        ("", ("evaluator_failed", "no reward file"), "grader: no reward file"),
+        ("exit code 1", ("evaluator_failed", "no reward file"), "harness: exit code 1; grader: no reward file"),
+        ("not installed", ("no_artifact", "not installed"), "not installed"),
+        ("", ("scored", ""), ""),
+    ],
+)
+def test_what_was_said_is_kept_with_who_said_it(run, evaluation, told):
+    outcome, detail = evaluation
+    assert said(HarnessRun(end=EndReason.CRASHED, detail=run), Evaluation(outcome=outcome, detail=detail)) == told

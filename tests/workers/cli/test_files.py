@@ -50,6 +50,55 @@ def test_a_wrong_field_is_named(burst_file, capsys, change, named):
     assert f"{burst_file}: {named}: " in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("change", "meant"),
+    [
+        ({"stepz": 2}, "steps"),
+        ({"sampling": {"temprature": 1}}, "temperature"),
+        ({"policy": {"nmae": "elastic"}}, "name"),
+    ],
+)
+def test_a_field_that_is_nearly_right_is_told(burst_file, capsys, change, meant):
+    burst_file.write_text(json.dumps(json.loads(burst_file.read_text()) | change))
+    assert run("burst", "check", str(burst_file)) == 2
+    assert f"unknown field; did you mean `{meant}`?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("harness", "told"),
+    [
+        ({"name": "mini-swe"}, "harness.name: no harness 'mini-swe'; there are"),
+        ({"name": "command", "settings": {"comand": "x"}}, "harness.settings.comand: "),
+        ({"name": "command", "settings": {}}, "harness.settings.command: expected a command line"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["burst", "campaign"])
+def test_a_harness_that_can_never_run_is_named(burst_file, capsys, harness, told, kind):
+    burst = json.loads(burst_file.read_text()) | {"harness": harness}
+    written = burst if kind == "burst" else {"run": "r1", "name": "c", "bursts": 2, "burst": burst}
+    burst_file.write_text(json.dumps(written))
+    assert run(kind, "check", str(burst_file)) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_a_model_that_is_none_is_named(tmp_path, capsys):
+    file = tmp_path / "fleet.toml"
+    for model, told in (("Qwen/Qwen3-0.6B", "has to be a local folder"), ("docs", "config.json, tokenizer.json")):
+        file.write_text(f'model = "{model}"')
+        assert run("fleet", "check", str(file)) == 2
+        shown = capsys.readouterr().err
+        assert "model: " in shown
+        assert told in shown
+
+
+def test_a_fleet_field_that_is_nearly_right_is_told(tmp_path, capsys):
+    for text, meant in (("modell = 'x'", "model"), ("[[cells]]\nindex = 0\nslotz = 3", "slots")):
+        file = tmp_path / "fleet.toml"
+        file.write_text(text)
+        assert run("fleet", "check", str(file)) == 2
+        assert f"did you mean `{meant}`?" in capsys.readouterr().err
+
+
 def test_every_wrong_field_is_named_at_once(burst_file, capsys):
     burst_file.write_text(json.dumps(json.loads(burst_file.read_text()) | {"steps": 0, "seed": -1}))
     run("burst", "check", str(burst_file))

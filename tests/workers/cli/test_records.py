@@ -4,11 +4,12 @@ import json
 from pathlib import Path
 
 import pytest
-from sqlalchemy import insert
+from sqlalchemy import delete, insert
 
 from infra.records import schema
 from infra.records.database import open_database
 from infra.settings.fleet import Fleet
+from tests.infra.report.closed import execution_row
 from workers.cli import runs
 from workers.cli.app import main
 from workers.supervisor.run_folder import open_manifest
@@ -86,11 +87,40 @@ def test_status_shows_what_the_newest_update_measured(run_dir, capsys):
         assert part in text
 
 
+def test_status_says_what_came_of_a_burst_and_why_it_trained_nothing(run_dir, capsys):
+    engine = open_database(open_manifest(Fleet(run="r"), run_dir).database_url)
+    group = {"run": "r", "burst": "first", "admitted_at": 2.0, "admitted_version": 0, "valid": 2, "members": []}
+    with engine.begin() as connection:
+        connection.execute(delete(schema.executions))
+        rewards = [execution_row(member, reward=float(member == 0)) for member in range(4)]
+        lost = execution_row(4, end_reason="crashed", outcome="no_artifact", reward=None, detail="exit code 127")
+        connection.execute(insert(schema.executions), [*rewards, lost])
+        rows = [
+            group | {"group_id": f"first/{index}", "group_index": index, "sequence": index, "no_signal": reason}
+            for index, reason in enumerate(("equal_rewards", "equal_rewards"))
+        ]
+        connection.execute(insert(schema.groups), rows)
+    engine.dispose()
+    run("status", "--run-dir", str(run_dir), "--json")
+    records = json.loads(capsys.readouterr().out)["records"]
+    assert records["bursts"] == [
+        "first: 4 of 5 closed executions are valid, mean reward 0.25; 0 updates; 2 groups admitted, "
+        "without signal: 2 equal rewards"
+    ]
+    assert len(records["alarms"]) == 1
+    run("status", "--run-dir", str(run_dir))
+    assert "ALARM" in capsys.readouterr().out
+    run("ledger", "--run-dir", str(run_dir))
+    assert "ALARM burst first: 1 of 5 executions of made-up crashed" in capsys.readouterr().out
+
+
 def test_status_works_while_the_stack_is_down(run_dir, capsys):
     assert run("status", "--run-dir", str(run_dir), "--json") == 0
     summary = json.loads(capsys.readouterr().out)
     assert (summary["records"]["version"], summary["records"]["published"]) == (1, False)
-    assert "not reachable" in summary["workflows"]["temporal"]
+    assert (summary["running"], summary["workflows"]) == (False, {})
+    run("status", "--run-dir", str(run_dir))
+    assert "not running (`gyre up` starts it)" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_run_that_was_never_started_is_named(tmp_path, capsys):

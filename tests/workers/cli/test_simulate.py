@@ -86,3 +86,14 @@ def test_plan_prints_its_report(scenario: Path, tmp_path: Path, capsys: pytest.C
     search.write_text("trails = 3")
     assert called("plan", "--search", str(search)) == USAGE_ERROR
     assert "trails" in capsys.readouterr().err
+
+
+def test_the_table_fits_eighty_columns_whole(scenario: Path, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert called("simulate", str(scenario), "--ablate") == 0
+    shown = capsys.readouterr()
+    assert "\u2026" not in shown.out
+    assert all(len(line) <= 80 for line in shown.out.splitlines())
+    for column in ("ratio", "moves", "moved"):
+        assert shown.out.count(column) >= 2, "a column and its legend"
+    assert len([line for line in shown.err.splitlines() if " of 15 done (" in line]) == 15

@@ -6,12 +6,15 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from sqlalchemy import delete, select, update
 
+from infra.records import schema
 from tests.workers.cli.recorded import BATCH, Recorded
 from workers.cli.explain import explain
 from workers.cli.explain_facts import explain_execution
-from workers.cli.tree import tree
+from workers.cli.tree import nearest, tree
 from workflows.messages.errors import InvalidInput
+from workflows.messages.execution import ProcessedExecution
 
 
 @pytest.fixture
@@ -145,3 +148,42 @@ def test_payloads_that_are_gone_are_said_to_be(run, capsys):
     assert "0 targets in 0 micro-steps that can still be read (not 0)" in why
     tree("first/0000/00", run_dir=run.folder)
     assert "no trajectory is stored" in capsys.readouterr().out
+
+
+def test_executions_like_the_one_asked_for_are_named_those_of_its_burst_first():
+    known = [
+        f"r/execution/{burst}/{group:04d}/{member:02d}"
+        for burst in ("first", "second")
+        for group in range(3)
+        for member in range(2)
+    ]
+    assert nearest("second/9/9", known)[0].startswith("r/execution/second/")
+    assert nearest("second/2/1", known)[0] == "r/execution/second/0002/01"
+    assert nearest("frist/0001/00", known)[0] == "r/execution/first/0001/00"
+    assert nearest("x", []) == []
+
+
+def test_an_execution_without_calls_says_why_in_both_views(run, capsys):
+    with run.engine.begin() as connection:
+        connection.execute(delete(schema.calls))
+        connection.execute(
+            update(schema.executions).values(trajectory=None, end_reason="crashed", detail="harness: exit code 127")
+        )
+    tree("first/0000/00", run_dir=run.folder)
+    assert "no model call was recorded; its end: crashed; harness: exit code 127" in capsys.readouterr().out
+    explain("first/0000/00", run_dir=run.folder)
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "said harness: exit code 127" in shown
+    assert "None to None" not in shown
+
+
+def test_an_empty_trajectory_is_called_empty(run, capsys):
+    nothing = ProcessedExecution(calls=0, paths=0, target_tokens=0, oldest_version=None, newest_version=None)
+    with run.engine.begin() as connection:
+        stored = connection.execute(select(schema.executions.c.trajectory)).scalars().first()
+        stored = stored | {"processed": nothing.model_dump(mode="json")}
+        connection.execute(update(schema.executions).values(trajectory=stored))
+    explain("first/0000/00", run_dir=run.folder)
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "empty: the harness ended without a model call" in shown
+    assert "None to None" not in shown

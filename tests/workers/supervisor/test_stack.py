@@ -72,7 +72,7 @@ async def test_a_killed_component_comes_back_and_a_stopped_stack_leaves_nothing(
         assert stack.restarts("proxy") == 1
         assert await stack.client.service_client.check_health()
 
-        with pytest.raises(InvalidInput, match="already supervised"):
+        with pytest.raises(InvalidInput, match="running already"):
             await LocalStack(fleet, run, components=with_server).__aenter__()
         assert await stack.client.service_client.check_health(), "the refused one has stopped nothing"
 
