@@ -139,18 +139,9 @@ def assert_close(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor], tole
         assert error <= tolerance, f"{name}: {error:.1e}"
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE)
-@settings(deadline=None, max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@example(cut=Cut((0,) * 12, (0,)))
-@example(cut=Cut((0,) * 12, (0,), 2, (IN_TWO, ONE, ONE)))
-@example(cut=Cut(tuple(range(12)), (0, 1, 2) * 4, 3, (IN_TWO, ONE, TWICE)))
-@example(cut=Cut(tuple(range(12)), (1,) * 12, 2, (ONE, IN_TWO, ONE)))
-@example(cut=Cut(tuple(range(12)), (0, 1) * 6, 2, (IN_TWO, TWICE_IN_TWO, ONE), dies=1, dies_late=True))
-@given(cut=cuts())
-def test_the_gradient_is_that_of_one_machine(
-    tmp_path_factory: pytest.TempPathFactory, policy: Path, wanted: dict[str, Tensor], dtype: str, cut: Cut
-) -> None:
-    rig = Rig(tmp_path_factory.mktemp("cut"), policy, dtype=dtype, stages=cut.shapes, combine="groups")
+def check(folder: Path, policy: Path, wanted: dict[str, Tensor], dtype: str, cut: Cut) -> None:
+    """Gradient, books and update of the batch cut so, by reads and by groups."""
+    rig = Rig(folder, policy, dtype=dtype, stages=cut.shapes, combine="groups")
     batch = Batch(rig, cut)
     for owner, together in itertools.groupby(enumerate(cut.owners), key=lambda pair: pair[1]):
         batch.compute({owner: [index for index, _ in together]})
@@ -177,3 +168,28 @@ def test_the_gradient_is_that_of_one_machine(
     norm = torch.cat([tensor.flatten() for tensor in wanted.values()]).norm().item() / 12
     assert by_group.grad_norm == pytest.approx(norm, rel=TOLERANCE[dtype])
     assert by_group.micro_steps == len(set(cut.parts))
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@settings(deadline=None, max_examples=3, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@example(cut=Cut((0,) * 12, (0,)))
+@example(cut=Cut((0,) * 12, (0,), 2, (IN_TWO, ONE, ONE)))
+@example(cut=Cut(tuple(range(12)), (0, 1, 2) * 4, 3, (IN_TWO, ONE, TWICE)))
+@example(cut=Cut(tuple(range(12)), (1,) * 12, 2, (ONE, IN_TWO, ONE)))
+@example(cut=Cut(tuple(range(12)), (0, 1) * 6, 2, (IN_TWO, TWICE_IN_TWO, ONE), dies=1, dies_late=True))
+@given(cut=cuts())
+def test_the_gradient_is_that_of_one_machine(
+    tmp_path_factory: pytest.TempPathFactory, policy: Path, wanted: dict[str, Tensor], dtype: str, cut: Cut
+) -> None:
+    check(tmp_path_factory.mktemp("cut"), policy, wanted, dtype, cut)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(cut=cuts())
+def test_any_cut_at_all(
+    tmp_path_factory: pytest.TempPathFactory, policy: Path, wanted: dict[str, Tensor], dtype: str, cut: Cut
+) -> None:
+    check(tmp_path_factory.mktemp("cut"), policy, wanted, dtype, cut)
