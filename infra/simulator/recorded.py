@@ -16,15 +16,13 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine, select
 
-from infra.records.schema import batches, calls, claims, executions, ledger, micro_steps, transitions
+from infra.records.schema import batches, calls, claims, executions, groups, ledger, micro_steps, transitions
 from infra.settings.fleet import Fleet
 from infra.simulator.scenario import DEFAULT_VARIANTS, Durations, Engines, Scenario, TrainingModel, Transitions
 from infra.simulator.workload import Recorded, Work
 from workflows.messages import ids
 from workflows.messages.errors import InvalidInput
 
-OPENING_SECONDS = 5.0
-"""A step whose first micro-step comes later than that after its opening waited for its groups."""
 DECIDED_SECONDS = 10.0
 """A move begins that soon after its decision."""
 
@@ -48,6 +46,7 @@ def read_run(engine: Engine, fleet: Fleet) -> RecordedRun:
         members = _executions(connection, {row.burst for row in done})
         complete = [group for group in members.values() if group]
         training, micro_steps_each, spans = _training_seconds(connection)
+        admitted = {row.group_id: row.admitted_at for row in connection.execute(select(groups))}
         moves = _moves(connection)
         waiting = _waiting(connection)
     per_step = round(median(len(row.groups) for row in done))
@@ -85,7 +84,7 @@ def read_run(engine: Engine, fleet: Fleet) -> RecordedRun:
         ),
         training=TrainingModel(
             step_seconds=max(1e-6, mean_training * per_step / cells),
-            update_seconds=_update_seconds(done, by_burst, spans),
+            update_seconds=_update_seconds(done, by_burst, spans, admitted),
             follows_duration=False,
             micro_steps_per_group=micro_steps_each,
         ),
@@ -222,16 +221,16 @@ def _slot_gap(members: dict[tuple[float, str, int], list[_Member]], slots: int) 
     Then all cells serve (none may leave while something is queued), so every slot without an execution waits for one.
     """
     spans = [(start, start + model + tool) for group in members.values() for model, tool, start in group]
-    empty = launches = 0.0
-    for place, starts in enumerate(_starts(members)):
-        # In the first burst all slots are empty at first: how long they take to fill is what `_launch_seconds` says.
-        first, last = starts[min(slots, len(starts)) - 1] if place == 0 else starts[0], starts[-1]
+    gaps: list[float] = []
+    for starts in _starts(members):
+        # What is empty when a burst begins has to be filled first: how long that takes is what `_launch_seconds` says.
+        free = max(1, slots - sum(start < starts[0] <= end for start, end in spans))
+        first, last = starts[min(free, len(starts)) - 1], starts[-1]
         used = sum(max(0.0, min(end, last) - max(start, first)) for start, end in spans)
-        late = [start for start in starts if start > first]
-        if len(starts) > slots:
-            empty += max(0.0, slots * (last - first) - used)
-            launches += len(late)
-    return empty / launches if launches else 0.0
+        late = sum(start > first for start in starts)
+        if len(starts) > slots and late:
+            gaps.append(max(0.0, slots * (last - first) - used) / late)
+    return median(gaps) if gaps else 0.0
 
 
 def _launch_seconds(members: dict[tuple[float, str, int], list[_Member]], slots: int) -> float:
@@ -263,16 +262,23 @@ def _carry_over(
     return max(0.0, dispatched / per_step - steps)
 
 
-def _update_seconds(done: list[Any], by_burst: list[list[Any]], spans: dict[str, tuple[float, float]]) -> float:
+def _update_seconds(
+    done: list[Any],
+    by_burst: list[list[Any]],
+    spans: dict[str, tuple[float, float]],
+    admitted: dict[str, float],
+) -> float:
     """What an update adds to its micro-steps: from the last one's end to the commit, and from there to the first one of
-    the next step (to its beginning, where that waited for its groups). `spans`: of each batch's counted claims."""
+    the next step (to its opening, where that waited for its groups). `spans`: of each batch's counted claims."""
     windows = [row.committed_at - max(spans[row.batch][1], row.opened_at) for row in done if row.batch in spans]
     between = [
-        min(spans.get(b.batch, (b.opened_at, 0.0))[0], b.opened_at + OPENING_SECONDS) - a.committed_at
+        (spans[b.batch][0] if admitted.get(b.groups[0], b.opened_at) < b.opened_at else b.opened_at) - a.committed_at
         for rows in by_burst
         for a, b in itertools.pairwise(rows)
+        if b.batch in spans
     ]
-    return max(0.0, (fmean(windows) if windows else 0.0) + (fmean(between) if between else 0.0))
+    # Medians: a step that was lost and given out again is no cost of every update.
+    return max(0.0, (median(windows) if windows else 0.0) + (median(between) if between else 0.0))
 
 
 def _gap(by_burst: list[list[Any]], members: dict[tuple[float, str, int], list[_Member]]) -> float:
