@@ -31,7 +31,7 @@ def test_the_command_line_starts_without_anything_heavy():
 
 def test_help_names_every_command():
     shown = python("from workers.cli.app import build; build()(['--help'], exit_on_error=False)")
-    for command in ("up", "doctor", "burst", "campaign", "fleet", "ledger", "status", "audit", "demo", "bench"):
+    for command in ("up", "doctor", "burst", "campaign", "fleet", "checkpoints", "ledger", "status", "audit", "demo", "bench"):
         assert f" {command} " in shown
 
 
