@@ -14,6 +14,8 @@ from infra.settings.run import load_run
 from tests.integration.conftest import Run
 from tests.integration.scene import burst, paced_fleet
 from workers.cli import cells
+from workers.cli.ledger import ledger as ledger_shown
+from workers.cli.report import report as report_written
 from workers.supervisor import LocalStack
 from workflows.messages import ids
 from workflows.messages.errors import InvalidInput
@@ -40,7 +42,7 @@ async def present(run: Run, *indices: int) -> None:
             await asyncio.sleep(0.3)
 
 
-async def test_a_cell_joins_and_another_leaves_in_mid_burst(run: Run) -> None:
+async def test_a_cell_joins_and_another_leaves_in_mid_burst(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     scheduler = run.client.get_workflow_handle(ids.scheduler_id("elastic"))
     await run.rested()
     handle = await run.start(burst("elastic", steps=3))
@@ -72,6 +74,11 @@ async def test_a_cell_joins_and_another_leaves_in_mid_burst(run: Run) -> None:
     assert (len(manifest.fleet.cells), manifest.gone) == (3, (1,))
     audit = audit_run(Path(run.stack.run_dir), at_rest=True)
     assert not audit.findings, audit.findings
+    ledger_shown(run_dir=Path(run.stack.run_dir), last=0)
+    report_written(str(run.stack.run_dir))
+    told = " ".join(capsys.readouterr().out.split())
+    assert all(word in told for word in ("offered", "reclaimed", "left", "throughput", "colocate"))
+    assert (Path(run.stack.run_dir) / "report.html").exists()
 
 
 async def looked_at(run: Run) -> bool:
