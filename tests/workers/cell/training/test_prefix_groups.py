@@ -1,17 +1,22 @@
 """Groups of cells that joined in order: the same bits as one-sided reads, and no harm when a group breaks."""
 
+import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
-from activities.training import prefix_group
+from activities.training import TrainingActivities, prefix_group
 from tests.workers.cell.training.rig import BOOT, Rig, twelve_executions
 from workers.cell.training import prefix_groups
 from workers.cell.training.actor import TrainingActor
 from workflows.messages import training as m
-from workflows.messages.errors import InvalidInput, TransferFailed
+from workflows.messages.batch import CombineUpdate, Sealed
+from workflows.messages.errors import ActorUnavailable, InvalidInput, TransferFailed
+from workflows.messages.scheduling import Weights
 
 
 class Cells:
@@ -97,3 +102,64 @@ def test_without_the_setting_or_without_satellites_there_is_no_group(cells: Cell
     reading = cells.sealed[0].model_copy(update={"meeting": ""})
     assert prefix_group(reading, dict(enumerate(cells.sealed))) is None
     assert prefix_group(None, dict(enumerate(cells.sealed))) is None
+
+
+class Peer:
+    """An actor as a cell's client of it: one call at a time, in a thread."""
+
+    def __init__(self, actor: TrainingActor, *, answers: bool = True) -> None:
+        self.actor, self.answers = actor, answers
+        self.contributed = 0
+
+    async def status(self) -> m.ActorStatus:
+        return self.actor.status()
+
+    async def seal(self, request: m.BatchRequest) -> m.SealReply:
+        return await asyncio.to_thread(self.actor.seal, request)
+
+    async def combine(self, request: m.Combine) -> m.CombineReply:
+        if request.group is not None and not self.answers:
+            request = request.model_copy(update={"group": request.group.model_copy(update={"timeout_seconds": 0.3})})
+        return await asyncio.to_thread(self.actor.combine, request)
+
+    async def contribute(self, request: m.Contribute) -> m.BatchReply:
+        if not self.answers:
+            raise ActorUnavailable("does not answer")
+        reply = await asyncio.to_thread(self.actor.contribute, request)
+        self.contributed += 1
+        return reply
+
+    async def close(self) -> None:
+        """Nothing to close."""
+
+
+@pytest.mark.parametrize("answers", [True, False])
+async def test_the_step_that_combines_has_satellites_hand_in(cells: Cells, answers: bool) -> None:
+    wanted = cells.by_reads()
+    core, satellite = Peer(cells.core, answers=answers), Peer(cells.satellite, answers=answers)
+    cell: Any = SimpleNamespace(index=0, is_core=True, boot_epoch=1, actor=core, peer_actor=lambda _index: satellite)
+    held = Weights(version=0, checksum=cells.rig.start.checksum)
+    applied = await TrainingActivities(cell, None).combine_update(  # pyright: ignore[reportArgumentType]
+        CombineUpdate(
+            run="r",
+            batch="b",
+            weights=held,
+            participants=tuple(
+                Sealed(
+                    cell=one.cell,
+                    boot_epoch=1,
+                    accumulated=tuple((entry.index, entry.attempt) for entry in one.accumulated),
+                    weights=held,
+                )
+                for one in cells.sealed
+            ),
+            normalizer=6,
+            learning_rate=1e-3,
+            betas=(0.9, 0.95),
+            weight_decay=0.1,
+            max_grad_norm=1.0,
+            counters={},
+        )
+    )
+    assert (applied.gradient_checksum, applied.weights.checksum) == (wanted.gradient_checksum, wanted.checksum)
+    assert satellite.contributed == int(answers)
