@@ -6,7 +6,7 @@ import time
 from sqlalchemy import Engine, func, insert, select
 from sqlalchemy.exc import IntegrityError
 
-from infra.records.schema import boots
+from infra.records.schema import boots, engines
 from workflows.messages.errors import Transient
 
 _ATTEMPTS = 20
@@ -39,3 +39,10 @@ def latest_boot(engine: Engine, component: str) -> int | None:
         return connection.execute(
             select(func.max(boots.c.boot_epoch)).where(boots.c.component == component)
         ).scalar_one()
+
+
+def open_doors(engine: Engine) -> list[str]:
+    """Engines with an open door, of those whose present boot is the one on record with the proxy."""
+    with engine.connect() as connection:
+        rows = connection.execute(select(engines.c.engine, engines.c.boot_epoch).where(engines.c.door == "open")).all()
+    return [row.engine for row in rows if row.boot_epoch == latest_boot(engine, row.engine)]

@@ -35,9 +35,43 @@ def parse(model: type[Spec], path: Path) -> Spec:
         ) from None
 
 
-def burst_example(*, run: str = "local", name: str = "first", tasks: str = EXAMPLE_TASKS) -> None:
-    """Print a valid burst file with every setting and its default."""
-    print(BurstSpec(run=run, name=name, tasks=tasks).model_dump_json(indent=2))
+def burst_example(
+    *,
+    run: str = "local",
+    name: str = "first",
+    tasks: str = EXAMPLE_TASKS,
+    steps: int | None = None,
+    groups: int | None = None,
+    executions: int | None = None,
+    harness: str | None = None,
+) -> None:
+    """Print a valid burst file with every setting and its default.
+
+    Parameters
+    ----------
+    run
+        Name of the run it is for.
+    name
+        Name of the burst; each name once in a run.
+    tasks
+        Task set: a name of the fleet file, or a folder.
+    steps
+        Updates it makes (`steps`).
+    groups
+        Groups an update takes (`groups_per_step`).
+    executions
+        Executions a group has (`executions_per_group`).
+    harness
+        Name of the harness, as `gyre harness list` shows it.
+    """
+    given = {"steps": steps, "groups_per_step": groups, "executions_per_group": executions}
+    chosen = {field: value for field, value in given.items() if value is not None}
+    choice = {} if harness is None else {"harness": HarnessChoice(name=adapter_named(harness).name)}
+    written = {"run": run, "name": name, "tasks": tasks, **chosen, **choice}
+    try:
+        print(BurstSpec.model_validate(written).model_dump_json(indent=2))
+    except ValidationError as error:
+        raise InvalidSpec("\n       ".join(_explain(BurstSpec, problem) for problem in error.errors())) from None
 
 
 def burst_schema() -> None:

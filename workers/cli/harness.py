@@ -19,8 +19,11 @@ from workers.rehearsal.model import write_model
 from workers.supervisor.run_folder import CHECKOUT
 from workflows.messages.burst import HarnessChoice
 from workflows.messages.errors import InvalidSpec
+from workflows.messages.execution import EndReason
 
 ROOT = CHECKOUT / "var" / "harness"
+FAULTY = (EndReason.CRASHED, EndReason.NEVER_RAN)
+"""Ends after which a try has failed, whatever was called or written."""
 _STYLES = {"main": "bold", "sub-agent": "cyan", "main-summary": "yellow", "sub-agent-summary": "yellow", "side": "dim"}
 
 
@@ -64,7 +67,8 @@ def harness_try(
     part
         repair (one agent writes a file), errand (a sub-agent does), compact (a summary is asked for).
     command
-        The command line of the harness `command`.
+        The command line of the harness `command`. It is split as a shell would, but no shell runs it: for pipes,
+        variables or `&&` write `sh -c '...'`.
     drain
         Let the engine leave in mid-answer, once.
     keep
@@ -88,6 +92,8 @@ def harness_try(
     finally:
         if keep is None:
             shutil.rmtree(folder, ignore_errors=True)
+    if outcome.run.end in FAULTY:
+        sys.exit(1)
     expected = sorted(parts[part].roles)
     if expected and sorted(call.role for call in outcome.calls) != expected:
         console.print(f"[red]expected calls:[/] {', '.join(expected)}")
@@ -117,6 +123,13 @@ def show(outcome: Try, console: Console) -> None:
     left = "nothing" if outcome.written is None else repr(outcome.written)
     console.print(f"left in out.txt: {escape(left)}", highlight=False)
     console.print(tree_of(outcome.calls))
+    if run.end in FAULTY:
+        silent = "" if outcome.calls else " before its first model call; no shell runs a command, sh -c '...' does"
+        code = "" if run.exit_code is None else f" with exit code {run.exit_code}"
+        console.print(f"[red]it {run.end.replace('_', ' ')}{code}{silent}[/]", highlight=False, soft_wrap=True)
+        if outcome.stderr:
+            console.print("its last words on standard error:", highlight=False)
+            console.print(escape(outcome.stderr), highlight=False, soft_wrap=True)
 
 
 def tree_of(calls: tuple[RecordedCall, ...]) -> Tree:

@@ -133,7 +133,8 @@ async def from_workflows(manifest: RunManifest) -> dict[str, str]:
     try:
         client = await connect(manifest, timeout_seconds=_CONNECT_SECONDS)
     except Transient as error:
-        return {"temporal": f"not reachable: {error}"}
+        ours = manifest.fleet.temporal == "dev"
+        return {"temporal": "does not answer: the stack is starting or stopping" if ours else f"not reachable: {error}"}
     scheduler = client.get_workflow_handle(scheduler_id(manifest.run))
     lines = {"scheduler": await _answer(_scheduler_line(scheduler, manifest))}
     indices = [cell.index for cell in manifest.fleet.cells if cell.index not in manifest.gone]

@@ -16,6 +16,8 @@ from workers.supervisor.hints import next_steps
 from workers.supervisor.run_folder import CHECKOUT, set_aside
 
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_TELL_SECONDS = 10.0
+_WAITS_ON = {"control": "control (which starts the Scheduler when cell-0 has its weights)"}
 _STYLES = {"died": "red", "killed": "red", "restarting": "yellow", "ready": "green"}
 
 
@@ -54,10 +56,15 @@ async def serve(stack: LocalStack, console: Console, *, ready_seconds: float) ->
     loop = asyncio.get_running_loop()
 
     def ask_to_stop() -> None:
-        console.print("stopping; this takes a few seconds")
+        console.print("stopping: harnesses first, then cells, then the rest; with busy engines it can take a minute")
+
+        def still() -> None:
+            living = [name for name, pid in stack.processes().items() if pid is not None]
+            console.print(f"still stopping: {', '.join(living) or 'what harnesses have left'}")
+
         # Once only: a second Ctrl-C must not leave half a stack behind.
         for number in _STOP_SIGNALS:
-            loop.add_signal_handler(number, lambda: console.print("still stopping"))
+            loop.add_signal_handler(number, still)
         body.cancel()
 
     for number in _STOP_SIGNALS:
@@ -70,9 +77,25 @@ async def serve(stack: LocalStack, console: Console, *, ready_seconds: float) ->
 
 async def _until_cancelled(stack: LocalStack, console: Console, ready_seconds: float) -> None:
     async with stack:
-        await stack.ready(timeout_seconds=ready_seconds)
+        telling = asyncio.create_task(_tell_what_is_waited_for(stack, console), name="tell what is waited for")
+        try:
+            await stack.ready(timeout_seconds=ready_seconds)
+            serves = await stack.serving(timeout_seconds=ready_seconds)
+        finally:
+            telling.cancel()
+        if not serves and stack.has_cells:
+            console.print("[yellow]no engine serves yet: a burst that is started now waits for one[/]")
         _welcome(stack, console)
         await asyncio.Event().wait()
+
+
+async def _tell_what_is_waited_for(stack: LocalStack, console: Console) -> None:
+    while True:
+        await asyncio.sleep(_TELL_SECONDS)
+        names = [_WAITS_ON.get(name, name) for name in stack.unready()]
+        console.print(
+            f"[dim]still waiting for {', '.join(names) or 'an engine that serves'}[/]", soft_wrap=True, highlight=False
+        )
 
 
 def _welcome(stack: LocalStack, console: Console) -> None:

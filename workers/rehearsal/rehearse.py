@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from activities.endings import without_secret
 from activities.harness import HarnessActivities, HarnessHost
 from infra.processes.isolation import Isolation
 from infra.processes.launch import Runners
@@ -19,19 +20,22 @@ from workflows.messages.execution import Evaluation, ExecutionSpec, FinishExecut
 
 CALL_TOKENS = 4096
 CALLS = 32
+_LAST_LINES = 12
 _SPOKEN = 8
 """Tokens an answer must have to be in its middle; the shortest that a script gives has several times as many."""
 
 
 @dataclass(frozen=True)
 class Try:
-    """What came of it. `written`: what out.txt says afterwards, None if there is none; `calls` in order of arrival."""
+    """What came of it. `written`: what out.txt says afterwards, None if there is none; `calls` in order of arrival;
+    `stderr`: the end of what it wrote there, without the secret token."""
 
     spec: ExecutionSpec
     run: HarnessRun
     written: str | None
     calls: tuple[RecordedCall, ...]
     moved: int
+    stderr: str = ""
 
 
 class Rehearsal:
@@ -85,7 +89,7 @@ class Rehearsal:
         with self._stage.database.connect() as connection:
             calls = tuple(calls_of(connection, execution_of(spec)))
         written = target.read_text(errors="replace") if target.is_file() else None
-        return Try(spec, run, written, calls, sum(moved))
+        return Try(spec, run, written, calls, sum(moved), _last_words(folder))
 
     async def _drain_in_mid_answer(self, drains: int, moved: list[int], told: Callable[[str], None]) -> None:
         """Each drain waits for an answer that has begun and goes on; the door opens again behind it.
@@ -122,6 +126,14 @@ class Rehearsal:
             harness=choice,
             limits=Limits(wall_seconds=wall_seconds, model_calls=CALLS),
         )
+
+
+def _last_words(folder: ExecutionFolder) -> str:
+    """The last lines of the newest start's standard error."""
+    files = sorted(folder.root.rglob("stderr*"), key=lambda path: path.stat().st_mtime)
+    text = files[-1].read_text(errors="replace") if files else ""
+    token = folder.token.read_text() if folder.token.exists() else ""
+    return without_secret("\n".join(text.splitlines()[-_LAST_LINES:]), token)
 
 
 class _Unwatched:

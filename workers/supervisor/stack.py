@@ -23,6 +23,7 @@ from temporalio.client import Client
 
 from infra.processes.identity import ProcessIdentity
 from infra.processes.tree import end_all
+from infra.records.boots import open_doors
 from infra.records.database import open_database
 from infra.settings.fleet import Fleet
 from infra.settings.run import RunManifest
@@ -30,6 +31,7 @@ from infra.temporal.client import connect
 from infra.temporal.server import require_search_attributes
 from workers.supervisor import growth
 from workers.supervisor.components import (
+    CELL_STAGE,
     HARNESS_STAGE,
     SERVER_STAGE,
     ComponentSpec,
@@ -86,6 +88,7 @@ class LocalStack:
         self._held = ExitStack()
         self._memory = PeakMemory(self._tree)
         self._tasks: list[asyncio.Task[None]] = []
+        self._unready: set[str] = set()
 
     async def __aenter__(self) -> "LocalStack":
         try:
@@ -134,6 +137,28 @@ class LocalStack:
                 for task in waiting:
                     task.cancel()
                 await asyncio.gather(*waiting, return_exceptions=True)
+
+    @property
+    def has_cells(self) -> bool:
+        return any(process.spec.stage == CELL_STAGE for process in self._processes.values())
+
+    def unready(self) -> list[str]:
+        """Components that `ready` still waits for."""
+        return sorted(self._unready)
+
+    async def serving(self, *, timeout_seconds: float = READY_SECONDS) -> bool:
+        """Wait until the proxy may send requests to an engine of a present boot: a burst started then is served.
+
+        False when the time is up, or at once when no cell belongs to this stack.
+        """
+        deadline = time.monotonic() + timeout_seconds
+        while self.has_cells:
+            if await asyncio.to_thread(open_doors, self.records):
+                return True
+            if time.monotonic() > deadline:
+                break
+            await asyncio.sleep(_PROBE_PAUSE_SECONDS)
+        return False
 
     async def restarted(self, name: str, old_pid: int, *, timeout_seconds: float = READY_SECONDS) -> int:
         """Wait until another process than `old_pid` works as component `name`; returns its pid."""
@@ -243,6 +268,14 @@ class LocalStack:
         await asyncio.to_thread(end_all, lambda: which(self.run_dir), grace_seconds=_LEFT_OVER_GRACE_SECONDS)
 
     async def _one_ready(self, process: SupervisedProcess, http: httpx2.AsyncClient, deadline: float) -> None:
+        name = process.spec.name
+        self._unready.add(name)
+        try:
+            await self._until_ready(process, http, deadline)
+        finally:
+            self._unready.discard(name)
+
+    async def _until_ready(self, process: SupervisedProcess, http: httpx2.AsyncClient, deadline: float) -> None:
         name = process.spec.name
         while True:
             if process.pid is not None:

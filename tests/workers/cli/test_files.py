@@ -35,6 +35,15 @@ def test_the_examples_are_valid(burst_file, capsys):
     assert CampaignSpec.model_validate_json(capsys.readouterr().out).nth(0).name == "c1-000"
 
 
+def test_an_example_takes_its_main_numbers(capsys):
+    run("burst", "example", "--steps", "3", "--groups", "2", "--executions", "4", "--harness", "pi")
+    spec = BurstSpec.model_validate_json(capsys.readouterr().out)
+    assert (spec.steps, spec.groups_per_step, spec.executions_per_group, spec.harness.name) == (3, 2, 4, "pi")
+    assert run("burst", "example", "--steps", "0") == 2
+    assert "steps: " in capsys.readouterr().err
+    assert run("burst", "example", "--harness", "nobody") == 2
+
+
 @pytest.mark.parametrize(
     ("change", "named"),
     [
