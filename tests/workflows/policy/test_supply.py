@@ -67,6 +67,15 @@ def test_move_waits_for_the_hold_interval_and_says_how_long() -> None:
     assert decide(state(hold_seconds=HOLD, now=102.0), hold)[0].verdict is Verdict.MOVE
 
 
+def test_without_streaming_nobody_starts_early_and_no_satellite_joins_late() -> None:
+    whole = {"streaming": False}
+    assert supply_holds(state(ready=4, needed=4, **whole), 0)
+    assert not supply_holds(state(ready=3, needed=4, **whole), 0)
+    assert supply_holds(state(ready=1, needed=1, **whole), 0)
+    assert not supply_holds(state(ready=1, needed=1, **whole), 1)
+    assert not supply_holds(state(ready=7, needed=4, burst_needed=8, **whole), 0)
+
+
 def test_dip_of_one_tick_restarts_the_hold() -> None:
     _, hold = decide(state(hold_seconds=HOLD), None)
     _, hold = decide(state(hold_seconds=HOLD, now=101.9, ready=1), hold)
