@@ -56,7 +56,7 @@ def measure(cells: int, executions: int, gpus: tuple[int, ...], calls: int) -> D
 
 def full_books(executions: int) -> Accounts:
     """Accounts with so many executions dispatched, most of them running, the rest queued."""
-    size = 8
+    size = 16
     groups = -(-executions // size)
     books = Accounts("bench", AccountsState())
     spec = BurstSpec(run="bench", name="b", tasks="t", groups_per_step=groups, executions_per_group=size, steps=1)
