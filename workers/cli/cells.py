@@ -11,6 +11,7 @@ from temporalio.service import RPCError
 from infra.settings.run import RunManifest
 from infra.temporal.client import connect
 from workers.cli.runs import find_run
+from workers.supervisor.run_folder import is_supervised
 from workflows.messages.errors import InvalidInput, Transient
 from workflows.messages.fleet import Elasticity, OfferCell, ReclaimCell
 from workflows.messages.ids import scheduler_id
@@ -21,7 +22,7 @@ _LOOK_SECONDS = 0.5
 
 def cells_show(*, run_dir: Path | None = None) -> None:
     """What the run can give and take, and what role changes have cost it."""
-    manifest = find_run(run_dir)
+    manifest = _running(run_dir)
     elastic = asyncio.run(_elasticity(manifest))
     table = Table("cell", "slots", "trains", "", title=f"{elastic.min_cells} to {elastic.max_cells} cells")
     for cell in elastic.cells:
@@ -40,15 +41,23 @@ def cells_offer(count: int = 1, /, *, run_dir: Path | None = None) -> None:
     The same by hand: temporal workflow update execute --workflow-id RUN/scheduler --name offer_cell
     --input '{"cell": {"index": 3, "slots": 8}}'
     """
-    manifest = find_run(run_dir)
+    manifest = _running(run_dir)
     for _ in range(count):
         print(asyncio.run(offer(manifest)))
 
 
 def cells_reclaim(cell: int, /, *, deadline: float = 300.0, wait: bool = False, run_dir: Path | None = None) -> None:
     """Take a cell back within `deadline` seconds; with --wait, return when it is gone."""
-    manifest = find_run(run_dir)
+    manifest = _running(run_dir)
     print(asyncio.run(reclaim(manifest, cell, deadline, wait=wait)))
+
+
+def _running(run_dir: Path | None) -> RunManifest:
+    """Raises InvalidInput for a run that stands still: its address may be that of another run by now."""
+    manifest = find_run(run_dir)
+    if not is_supervised(manifest.folder):
+        raise InvalidInput(f"run {manifest.run} in {manifest.folder} is not running", field="--run-dir")
+    return manifest
 
 
 async def _elasticity(manifest: RunManifest) -> Elasticity:

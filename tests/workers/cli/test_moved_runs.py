@@ -64,6 +64,12 @@ def test_every_reader_takes_the_folder_it_is_given(moved, capsys):
     assert "cli/batch/first/0" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("arguments", [("show",), ("offer", "1"), ("reclaim", "1")])
+def test_cells_of_a_run_that_stands_still_are_not_asked_of_another(original, arguments, capsys):
+    assert run("cells", *arguments, "--run-dir", str(original.folder)) == 2
+    assert "is not running" in capsys.readouterr().err
+
+
 def test_a_run_without_executions_is_not_called_sound(original, tmp_path, capsys):
     open_manifest(original.manifest.fleet, tmp_path / "new", root=CHECKOUT)
     assert run("audit", str(tmp_path / "new")) == 0
