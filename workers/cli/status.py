@@ -192,7 +192,8 @@ def _show(summary: dict[str, Any], console: Console) -> None:
                 table.add_row("[red]ALARM[/]", f"[red]{escape(line)}[/]")
             continue
         shown = f"{value['batch']}: {in_words(value['figures'])}" if name == "last_update" and value else _text(value)
-        table.add_row(name.replace("_", " "), escape(shown))
+        label = "engines, then" if name == "engines" and not summary["running"] else name.replace("_", " ")
+        table.add_row(label, escape(shown))
     for name, value in summary["workflows"].items():
         table.add_row(name, escape(value))
     console.print(table)

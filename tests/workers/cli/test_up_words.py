@@ -1,0 +1,48 @@
+"""What `gyre up` says and refuses before a stack is there."""
+
+import asyncio
+from contextlib import suppress
+
+import pytest
+from rich.console import Console
+
+import workers.cli.up as command
+from infra.settings.fleet import Fleet
+from workers.supervisor.run_folder import open_manifest
+from workflows.messages.errors import InvalidInput
+
+
+def test_a_wrong_model_moves_no_earlier_run_out_of_the_way(tmp_path):
+    file, run = tmp_path / "fleet.toml", tmp_path / "run"
+    open_manifest(Fleet(run="r"), run)
+    file.write_text('run = "r"\nmodel = "Qwen/Qwen3-0.6B"\n')
+    for fresh in (True, False):
+        with pytest.raises(InvalidInput, match=r"^model: .* has to be a local folder"):
+            command.up(fleet=file, run_dir=run, fresh=fresh)
+        assert (run / "run.json").exists()
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["fleet.toml", "run"]
+
+
+class _Starting:
+    """A stack of which control is not ready at first, and no engine later."""
+
+    def __init__(self):
+        self.looks = 0
+
+    def unready(self):
+        self.looks += 1
+        return ["control", "proxy"] if self.looks == 1 else []
+
+
+async def test_what_is_waited_for_is_told(monkeypatch):
+    monkeypatch.setattr(command, "_TELL_SECONDS", 0.01)
+    console = Console(width=200)
+    with console.capture() as shown:
+        telling = asyncio.create_task(command._tell_what_is_waited_for(_Starting(), console))
+        await asyncio.sleep(0.1)
+        telling.cancel()
+        with suppress(asyncio.CancelledError):
+            await telling
+    lines = shown.get().splitlines()
+    assert lines[0] == "still waiting for control (which starts the Scheduler when cell-0 has its weights), proxy"
+    assert lines[1] == "still waiting for an engine that serves"
