@@ -134,6 +134,10 @@ async def test_when_patience_is_over_it_is_503_with_retry_after(stage):
     (call,) = await stage.calls()
     assert (call.state, call.output_ids) == ("failed", ())
     assert len(stage.segments(call)) == QUICK.max_faults
+    stage.engines[0].faults.clear()
+    await stage.ask(user("go"), max_tokens=2)
+    _, again = await stage.calls()
+    assert (again.parent_call, again.fork_reason) == (None, None)  # the tree knows nothing of what failed
 
 
 async def test_a_broken_off_stream_has_no_finish(stage):
