@@ -100,7 +100,12 @@ class TrainingActivities:
                 loss=task.loss,
             )
         )
-        metrics = {**figures(reply.metrics, reply.version), "seconds": reply.seconds, "lane": float(reply.lane), "order": float(reply.order)}
+        metrics = {
+            **figures(reply.metrics, reply.version),
+            "seconds": reply.seconds,
+            "lane": float(reply.lane),
+            "order": float(reply.order),
+        }
         await asyncio.to_thread(finish_claim, cell.records, **claim, metrics=metrics, checksum=reply.checksum)
         accepted = Accepted(index=reply.index, attempt=reply.attempt, cell=reply.cell, boot_epoch=reply.boot_epoch)
         return MicroStepDone(accepted=accepted, loss=reply.metrics.loss_sum, metrics=metrics)
