@@ -31,7 +31,19 @@ def test_the_command_line_starts_without_anything_heavy():
 
 def test_help_names_every_command():
     shown = python("from workers.cli.app import build; build()(['--help'], exit_on_error=False)")
-    for command in ("up", "doctor", "burst", "campaign", "fleet", "checkpoints", "ledger", "status", "audit", "demo", "bench"):
+    for command in (
+        "up",
+        "doctor",
+        "burst",
+        "campaign",
+        "fleet",
+        "checkpoints",
+        "ledger",
+        "status",
+        "audit",
+        "demo",
+        "bench",
+    ):
         assert f" {command} " in shown
 
 
@@ -60,7 +72,8 @@ def test_a_place_that_cannot_be_used_is_named_without_a_traceback(tmp_path, caps
 def test_a_reader_that_has_read_enough_is_no_fault_of_the_program():
     script = "import sys; from workers.cli.app import main; main(['burst', 'schema'])"
     gyre = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT)
-    assert gyre.stdout is not None and gyre.stderr is not None
+    assert gyre.stdout is not None
+    assert gyre.stderr is not None
     gyre.stdout.close()
     assert gyre.stderr.read() == b""
     assert gyre.wait() == 1
