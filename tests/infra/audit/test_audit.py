@@ -31,6 +31,7 @@ def test_a_sound_run_has_no_findings(sound_folder: Path) -> None:
     assert report.run == "synthetic"
     assert report.figures == {
         "counts": {"dispatched": 24, "launched": 24, "finished": 24},
+        "executions": 24,
         "unrecorded_executions": 0,
         "calls": 72,
         "output_tokens": 216,
