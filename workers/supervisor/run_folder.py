@@ -154,7 +154,7 @@ def _may_be_replaced(run_dir: Path, fleet: Fleet) -> bool:
     before = load_run(run_dir)
     if before.fleet.database_url or before.fleet.temporal != "dev":
         return False
-    if all(getattr(fleet, name) == getattr(before.fleet, name) for name in FIXED):
+    if _changed(before.fleet, _as_grown(before.fleet, fleet)) is None:
         return False
     engine = open_database(before.database_url, create=True)
     try:
@@ -184,15 +184,21 @@ def _require_empty(url: str) -> None:
         raise InvalidInput("holds the records of another run; every run needs an empty one", field="database_url")
 
 
+def _as_grown(before: Fleet, fleet: Fleet) -> Fleet:
+    """`fleet` with the cells that were offered to the run while it ran."""
+    is_beginning = fleet.cells == before.cells[: len(fleet.cells)]
+    return fleet.model_copy(update={"cells": before.cells}) if is_beginning else fleet
+
+
+def _changed(before: Fleet, fleet: Fleet) -> str | None:
+    """The first setting that a run keeps for life and that is another one now."""
+    return next((name for name in FIXED if getattr(fleet, name) != getattr(before, name)), None)
+
+
 def _go_on(before: RunManifest, fleet: Fleet | None, root: Path) -> RunManifest:
-    fleet = fleet or before.fleet
-    if fleet.cells == before.fleet.cells[: len(fleet.cells)]:  # the others were offered while it ran
-        fleet = fleet.model_copy(update={"cells": before.fleet.cells})
-    for name in FIXED:
-        if getattr(fleet, name) != getattr(before.fleet, name):
-            raise InvalidInput(
-                f"differs from that of the run in {before.run_dir}; --fresh starts a new run", field=name
-            )
+    fleet = _as_grown(before.fleet, fleet or before.fleet)
+    if (name := _changed(before.fleet, fleet)) is not None:
+        raise InvalidInput(f"differs from that of the run in {before.run_dir}; --fresh starts a new run", field=name)
     dev = fleet.temporal == "dev"
     ports = [
         int(before.temporal_address.rsplit(":", 1)[1]) if dev else 0,

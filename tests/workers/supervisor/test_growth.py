@@ -1,9 +1,13 @@
 """The manifest follows the fleet: where offered cells are found, which are gone, and how a run goes on with them."""
 
 import pytest
+from sqlalchemy import insert
 
+from infra.records.database import open_database
+from infra.records.schema import executions
 from infra.settings.fleet import Fleet
 from infra.settings.run import RunManifest
+from tests.infra.report.closed import execution_row
 from workers.supervisor.components import fleet_components
 from workers.supervisor.growth import with_cell, without_cell
 from workers.supervisor.run_folder import open_manifest
@@ -47,6 +51,10 @@ def test_a_run_goes_on_with_the_cells_it_has_grown_to(tmp_path, fleet, manifest)
     for given in (None, fleet):  # the fleet file is still that of the beginning
         after = open_manifest(given, tmp_path / "run")
         assert (len(after.fleet.cells), after.gone) == (4, (1,))
+    engine = open_database(manifest.database_url, create=True)
+    with engine.begin() as connection:
+        connection.execute(insert(executions), [execution_row(0)])
+    engine.dispose()
     with pytest.raises(InvalidInput, match="cells"):
         open_manifest(
             fleet.model_copy(update={"cells": (*fleet.cells[:2], CellSpec(index=2, slots=9))}), tmp_path / "run"
