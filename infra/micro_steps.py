@@ -133,7 +133,7 @@ class PackedMicroStep:
 
     @property
     def path_tokens(self) -> int:
-        """What `tokens` would be if every path were laid out on its own; however a batch is cut, it sums to the same."""
+        """What `tokens` would be with every path laid out on its own; however a batch is cut, it sums to the same."""
         lengths = np.diff(self.segment_offsets)
         return sum(int(lengths[list(self.ancestors(path.segment))].sum()) for path in self.header.paths)
 
