@@ -13,7 +13,7 @@ from statistics import NormalDist, fmean
 
 from infra.simulator.paper import load_fit
 from infra.simulator.shape import Shape, shape_of
-from workers.bench.schedulers.workload import FILES, Execution, Turn, Workload, save_workload
+from workers.bench.schedulers.workload import FILES, TEMPLATE_TOKENS, Execution, Turn, Workload, save_workload
 
 SEEDS = (0, 1, 2)
 MEAN_HOURS, LONGEST_HOURS, LONG_SHARE = 1.93, 2.96, 0.0951
@@ -112,7 +112,8 @@ def _phased(random: Random, phase: Phase, longer: float, heavier: float) -> Exec
     """An execution whose messages bring the tokens that its training time takes."""
     plain = execution(random, phase.seconds * longer, asked=1)
     wanted = phase.training_seconds * heavier * PHASE_TRAINING_RATE
-    asked = max(1, round((wanted - sum(turn.answer for turn in plain.turns)) / len(plain.turns)))
+    spoken = sum(turn.answer + TEMPLATE_TOKENS for turn in plain.turns)
+    asked = max(1, round((wanted - spoken) / len(plain.turns)))
     return plain.model_copy(update={"turns": tuple(t.model_copy(update={"asked": asked}) for t in plain.turns)})
 
 

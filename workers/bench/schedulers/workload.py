@@ -11,6 +11,8 @@ from pydantic import Field, ValidationError, model_validator
 from workflows.messages.base import Message
 from workflows.messages.errors import InvalidSpec
 
+TEMPLATE_TOKENS = 16
+"""Of a turn beside the message's filler and the answer: the template's markers and roles, the words of the request."""
 FILES = Path(__file__).parent / "workloads"
 
 
@@ -35,7 +37,7 @@ class Execution(Message):
     @property
     def tokens(self) -> int:
         """Of its one path, about: what is trained on."""
-        return sum(turn.asked + turn.answer for turn in self.turns)
+        return sum(turn.asked + turn.answer + TEMPLATE_TOKENS for turn in self.turns)
 
 
 class Workload(Message):

@@ -13,14 +13,14 @@ def test_the_plan_holds_the_executions_of_the_file() -> None:
     scenario, works = planned(workload)
     assert [work.seconds for work in works.group(3)] == pytest.approx([1.0, 2.0])
     assert (scenario.steps, scenario.burst_steps, scenario.staleness) == (2, 2, 0.5)
-    # All cells together: three times 14 tokens a group, two groups a step.
-    assert scenario.training.step_seconds == pytest.approx(3 * 14 / 100 * 2 / 2)
+    # All cells together: three times 30 tokens a group, two groups a step.
+    assert scenario.training.step_seconds == pytest.approx(3 * 30 / 100 * 2 / 2)
 
 
 def test_a_plan_that_trains_longer_gets_more_cells() -> None:
     policy = PolicySettings(name="async", streaming=False)
-    light = small(cells=4, training_tokens_per_second=1000.0)
-    heavy = small(cells=4, training_tokens_per_second=1.0)
+    light = small(cells=4, training_tokens_per_second=100_000.0)
+    heavy = small(cells=4, training_tokens_per_second=20.0)
     assert best_split(light, policy) < best_split(heavy, policy)
 
 

@@ -42,8 +42,8 @@ def small(**changes) -> Workload:
 def test_seconds_and_tokens_of_an_execution() -> None:
     execution = small().groups[0][1]
     assert execution.seconds(20.0) == pytest.approx(2 * (10 / 20 + 0.5))
-    assert execution.tokens == 2 * 14
-    assert small().training_seconds(0) == pytest.approx(3 * 14 / 100)
+    assert execution.tokens == 2 * 30
+    assert small().training_seconds(0) == pytest.approx(3 * 30 / 100)
     assert small().staleness == 0.5
 
 
