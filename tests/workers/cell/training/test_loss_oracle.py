@@ -1,8 +1,9 @@
 """Every term of the loss and every figure against numbers worked out token by token, in plain Python, from the papers.
 
 The objective by cases as in OpenAI's Spinning Up on PPO-clip ("a simplified version"): with A > 0 the ratio counts up
-to 1 + eps, with A < 0 down to 1 - eps, and a token beyond gets no gradient. k3 and its derivative by hand from Schulman,
-"Approximating KL divergence". The derivative of a log-prob by the logits is (one-hot - softmax) / temperature.
+to 1 + eps, with A < 0 down to 1 - eps, and a token beyond gets no gradient. k3 and its derivative by hand from
+Schulman, "Approximating KL divergence". The derivative of a log-prob by the logits is (one-hot - softmax) /
+temperature.
 """
 
 import math
