@@ -183,7 +183,7 @@ async def until(condition, seconds: float = 60.0):
 
 async def test_kill_9_of_the_host_while_a_harness_runs_and_while_it_is_graded(manifest, start_host, client):
     harness = "echo x >> starts; while [ ! -e go ]; do sleep 0.1; done"
-    test = "echo x >> $HOME/../../gradings; while [ ! -e $HOME/../../grade ]; do sleep 0.1; done; "
+    test = "echo x >> $GYRE_WORKSPACE/gradings; while [ ! -e $GYRE_WORKSPACE/grade ]; do sleep 0.1; done; "
     spec = spec_of(manifest, harness, test + "echo 0.5 > $GYRE_LOGS_DIR/verifier/reward.txt")
     folder = ExecutionFolder.of(manifest.workspaces, spec)
     host = start_host()
@@ -194,15 +194,15 @@ async def test_kill_9_of_the_host_while_a_harness_runs_and_while_it_is_graded(ma
     assert running(folder.run(1)) is not None
     (folder.app / "go").touch()
     host = start_host()
-    await until(lambda: (folder.private / "gradings").exists())
+    await until(lambda: (folder.app / "gradings").exists())
     host.kill()
     host.wait()
-    (folder.private / "grade").touch()
+    (folder.app / "grade").touch()
     host = start_host()
     evaluation = Evaluation.model_validate(await handle.result())
     assert evaluation.reward == 0.5
     assert (folder.app / "starts").read_text() == "x\n"
-    assert (folder.private / "gradings").read_text() == "x\n"
+    assert (folder.app / "gradings").read_text() == "x\n"
     engine = open_database(manifest.database_url)
     row = ExecutionRecords(engine).get(execution_of(spec))
     engine.dispose()
