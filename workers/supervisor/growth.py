@@ -10,6 +10,7 @@ from temporalio.client import Client, WorkflowQueryFailedError
 from temporalio.service import RPCError
 
 from infra.ports import free_ports
+from infra.settings.fleet import Fleet
 from infra.settings.run import RunManifest
 from workflows.messages.fleet import CellSpec, Elasticity
 from workflows.messages.ids import scheduler_id
@@ -28,23 +29,28 @@ async def cells_now(client: Client, run: str) -> tuple[CellSpec, ...] | None:
 
 
 def with_cell(manifest: RunManifest, cell: CellSpec) -> RunManifest:
-    """The manifest with `cell`, which is the next one or has left before; its ports are new."""
+    """The manifest with `cell`, which is a new one or has left before; the ports of a new one are new.
+
+    Cells before it that came and went between two looks were never seen here. They get a place too, as ones that have
+    left: a fleet is numbered without gaps. Raises ValueError for a fleet that could not be loaded again.
+    """
     known = list(manifest.fleet.cells)
     ports = [list(manifest.engine_ports), list(manifest.actor_ports), list(manifest.linker_ports)]
     taken = {port for kind in ports for port in kind}
-    if cell.index < len(known):
-        known[cell.index] = cell
-    else:
-        known.append(cell)
-        for kind, port in zip(ports, free_ports(3, host=manifest.host, avoid=taken), strict=True):
-            kind.append(port)
+    unseen = range(len(known), cell.index)
+    known += [cell.model_copy(update={"index": index}) for index in unseen]
+    known[cell.index : cell.index + 1] = [cell]
+    new = free_ports(3 * (len(known) - len(manifest.fleet.cells)), host=manifest.host, avoid=taken)
+    for number, kind in enumerate(ports):
+        kind += new[number::3]
+    fleet = Fleet.model_validate(manifest.fleet.model_copy(update={"cells": tuple(known)}).model_dump())
     return manifest.model_copy(
         update={
-            "fleet": manifest.fleet.model_copy(update={"cells": tuple(known)}),
+            "fleet": fleet,
             "engine_ports": tuple(ports[0]),
             "actor_ports": tuple(ports[1]),
             "linker_ports": tuple(ports[2]),
-            "gone": tuple(index for index in manifest.gone if index != cell.index),
+            "gone": tuple(sorted({*manifest.gone, *unseen} - {cell.index})),
         }
     )
 

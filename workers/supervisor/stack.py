@@ -243,7 +243,7 @@ class LocalStack:
                     {cell.index for cell in self.manifest.fleet.cells} - {cell.index for cell in wanted}
                 ):
                     await self._remove(index)
-            except (OSError, Transient) as error:  # tried again at the next look
+            except (OSError, ValueError, Transient) as error:  # tried again at the next look
                 self._journal.write(StackEvent("fleet", "died", str(error)))
 
     async def _add(self, cell: CellSpec) -> None:

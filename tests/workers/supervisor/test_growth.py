@@ -6,7 +6,7 @@ from sqlalchemy import insert
 from infra.records.database import open_database
 from infra.records.schema import executions
 from infra.settings.fleet import Fleet
-from infra.settings.run import RunManifest
+from infra.settings.run import RunManifest, load_run
 from tests.infra.report.closed import execution_row
 from workers.supervisor.components import fleet_components
 from workers.supervisor.growth import with_cell, without_cell
@@ -37,6 +37,23 @@ def test_an_offered_cell_gets_ports_of_its_own_and_a_worker(manifest):
     assert grown.actor_url(3) != grown.engine_url(3)
     assert grown.fleet.cells[3].slots == 2
     assert workers(grown) == ["cell-0", "cell-1", "cell-2", "cell-3"]
+
+
+def test_a_cell_that_came_and_went_unseen_keeps_its_place(manifest):
+    """Offered and reclaimed between two looks; the next one offered is number 5, and 3 may be offered again."""
+    with_cell(manifest, CellSpec(index=5, slots=2)).save()
+    grown = load_run(manifest.folder)
+    assert [cell.index for cell in grown.fleet.cells] == [0, 1, 2, 3, 4, 5]
+    assert (grown.gone, workers(grown)) == ((3, 4), ["cell-0", "cell-1", "cell-2", "cell-5"])
+    ports = [*grown.engine_ports, *grown.actor_ports, *grown.linker_ports]
+    assert len(set(ports)) == len(ports) == 18
+    back = with_cell(grown, CellSpec(index=3, slots=7))
+    assert (back.gone, back.fleet.cells[3].slots, back.engine_ports) == ((4,), 7, grown.engine_ports)
+
+
+def test_a_fleet_that_could_not_be_loaded_again_is_not_written(manifest):
+    with pytest.raises(ValueError, match="the core must train"):
+        with_cell(manifest, CellSpec(index=0, trains=False))
 
 
 def test_a_cell_that_left_has_no_worker_until_its_place_is_offered_again(manifest):
