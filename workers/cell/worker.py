@@ -14,7 +14,6 @@ from pathlib import Path
 
 from sqlalchemy import Engine
 from temporalio.client import Client
-from temporalio.service import RPCError, RPCStatusCode
 from temporalio.worker import Worker
 
 from activities.cell import Cell
@@ -32,6 +31,7 @@ from infra.routing.client import RoutingClient
 from infra.settings.run import RunManifest, Secrets, load_run
 from infra.temporal.client import connect
 from infra.weights.architecture import Architecture
+from workers.cell.announcement import announce
 from workers.cell.engine import engine_server
 from workers.cell.proof import PacedProof, SglangProof
 from workers.cell.stream import BatchStream
@@ -46,7 +46,6 @@ from workflows.steps import Queue
 _log = logging.getLogger(__name__)
 
 ACTOR_SECONDS = 1800.0
-_ANNOUNCE_PAUSE_SECONDS = 0.5
 
 
 class CellLost(GyreError):
@@ -77,7 +76,7 @@ async def serve(run_dir: Path, index: int) -> None:
         if stop.is_set():
             return
         await held.enter_async_context(_steps(cell, client))
-        announced = asyncio.create_task(_announce(manifest, cell, client))
+        announced = asyncio.create_task(announce(client, cell.run, _up(manifest, cell)))
         held.callback(announced.cancel)
         _log.info("cell %d, boot %d, is up", index, epoch)
         await _first(stop, *deaths)
@@ -175,23 +174,14 @@ async def _steps(cell: Cell, client: Client) -> AsyncIterator[None]:
         yield
 
 
-async def _announce(manifest: RunManifest, cell: Cell, client: Client) -> None:
-    """Tell the Cell workflow that this boot is up; it may not exist yet when the run begins."""
-    up = CellWorkerUp(
+def _up(manifest: RunManifest, cell: Cell) -> CellWorkerUp:
+    return CellWorkerUp(
         cell=cell.index,
         boot_epoch=cell.boot_epoch,
         queue=ids.cell_queue(cell.run, cell.index, cell.boot_epoch),
         engine_url=manifest.engine_url(cell.index),
         actor_url=manifest.actor_url(cell.index),
     )
-    while True:
-        try:
-            await client.get_workflow_handle(ids.cell_workflow_id(cell.run, cell.index)).signal("worker_up", up)
-            return
-        except RPCError as error:
-            if error.status not in (RPCStatusCode.NOT_FOUND, RPCStatusCode.UNAVAILABLE):
-                raise
-        await asyncio.sleep(_ANNOUNCE_PAUSE_SECONDS)
 
 
 async def _say_lost(manifest: RunManifest, cell: Cell) -> None:
