@@ -5,9 +5,10 @@ from dataclasses import dataclass
 
 from workflows.messages.fleet import CellRole
 from workflows.policy import fixed_split, lending, throughput, waterlevel, whole_pool
+from workflows.policy.answers import refuse
 from workflows.policy.memory import Memory
 from workflows.policy.safe_mode import SafeMode, explained
-from workflows.policy.starvation import relief
+from workflows.policy.starvation import relief, would_starve
 from workflows.policy.state import Decision, PolicyState, Reason, Verdict
 
 
@@ -50,16 +51,22 @@ _NORMAL = SafeMode()
 def decide(name: str, state: PolicyState, memory: Memory, mode: SafeMode = _NORMAL) -> tuple[Decision, Memory]:
     """What policy `name` answers on `state`, and what it wants to remember.
 
-    Starving executions come first, then safe mode, then the policy. Raises KeyError for an unknown name.
+    Starving executions come first, then safe mode, then the policy. Nobody is sent to training who would have to come
+    back at once. Raises KeyError for an unknown name.
     """
     policy = POLICIES[name]
     rescue = relief(state)
     if rescue is not None:
         return rescue, memory
     if mode.frozen:
-        decision, memory = fixed_split.decide(state.model_copy(update={"split": mode.split}), memory)
-        return explained(mode, decision), memory
-    return policy.decide(state, memory)
+        decision, after = fixed_split.decide(state.model_copy(update={"split": mode.split}), memory)
+        decision = explained(mode, decision)
+    else:
+        decision, after = policy.decide(state, memory)
+    if would_starve(state, decision):
+        detail = f"w {state.waterlevel} and no other engine: training would wait for executions that nobody serves"
+        return refuse(decision.cell, Reason.STARVED, detail), after
+    return decision, after
 
 
 def at_burst_end(name: str, state: PolicyState, next_dispatch: int, mode: SafeMode = _NORMAL) -> tuple[int, ...]:

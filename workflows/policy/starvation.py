@@ -25,6 +25,15 @@ def starving(state: PolicyState) -> bool:
     return state.capacity == 0 and not on_the_way
 
 
+def would_starve(state: PolicyState, decision: Decision) -> bool:
+    """Whether executions would starve with the cells of `decision` in training: `relief` would send them back."""
+    if not decision.movers or decision.direction is not Direction.TO_TRAINING:
+        return False
+    there = {"role": CellRole.TRAINING, "serving": False}
+    cells = tuple(cell.model_copy(update=there) if cell.index in decision.movers else cell for cell in state.cells)
+    return starving(state.model_copy(update={"cells": cells}))
+
+
 def relief(state: PolicyState) -> Decision | None:
     """The cell that goes back to serve, or None when nothing starves or nobody can."""
     training = training_cells(state)

@@ -9,6 +9,7 @@ from workflows.policy import registry
 from workflows.policy.bounds import rollout_count, training_count
 from workflows.policy.memory import Memory
 from workflows.policy.safe_mode import SafeMode, after_allocation, after_operator
+from workflows.policy.starvation import starving
 from workflows.policy.state import Bounds, Decision, PolicyState, Reason, Verdict
 
 
@@ -110,6 +111,12 @@ class AnyPolicyModel(SchedulerModel):
         most = self.bounds.max_training_cells
         assert most is None or training_count(state) + len(roles) <= most
         assert rollout_count(state) - len(roles) >= self.bounds.min_rollout_cells
+        roles_then = [CellRole.TRAINING if i in decision.movers else c.role for i, c in enumerate(self.cells)]
+        then = [
+            c.model_copy(update={"role": r, "serving": r is CellRole.ROLLOUT})
+            for c, r in zip(state.cells, roles_then, strict=True)
+        ]
+        assert not starving(state.model_copy(update={"cells": tuple(then)})), "would have to come back at once"
         if self.policy == "waterlevel" and not self.mode.frozen:
             assert decision.movers == (mover,)
             assert mover is not None

@@ -9,6 +9,7 @@ from workflows.policy import registry, waterlevel
 from workflows.policy.bounds import split_of
 from workflows.policy.memory import Memory
 from workflows.policy.registry import POLICIES
+from workflows.policy.safe_mode import SafeMode, after_operator
 from workflows.policy.starvation import relief
 from workflows.policy.state import BatchView, Bounds, Decision, PolicyState, Reason, Verdict
 
@@ -168,3 +169,23 @@ def test_starving_executions_get_the_highest_training_cell_back() -> None:
     assert relief(four(4, work=0, ready=0, needed=2)) is None
     returning = state(cell(0, TRAINING), cell(1, CellRole.TO_ROLLOUT), work=2, ready=0, needed=2)
     assert relief(returning) is None
+
+
+@pytest.mark.parametrize("policy", ["async", "lending", "throughput"])
+@pytest.mark.parametrize("mode", [SafeMode(), after_operator(SafeMode(), freeze=True, detail="a test", now=0.0)])
+def test_the_last_engine_is_not_sent_where_relief_would_send_it_back_from(policy: str, mode: SafeMode) -> None:
+    """Cell 1 is parked. With the core in training nobody would serve what is out, and training could not go on."""
+    alone = state(cell(0), cell(1, PARKED), work=3, ready=0, split=1)
+    decision = registry.decide(policy, alone, Memory(), mode)[0]
+    assert decision.verdict is Verdict.REFUSE
+    there = {"cells": (cell(0, TRAINING), cell(1, PARKED))}
+    assert registry.decide(policy, alone.model_copy(update=there), Memory(), mode)[0].movers == (0,)
+    for changes in ({"standalone_slots": 1}, {"finished": alone.dispatched}, {"ready_unassigned": 4}):
+        other = alone.model_copy(update=changes)
+        if policy != "lending" or changes == {"ready_unassigned": 4}:
+            assert registry.decide(policy, other, Memory(), mode)[0].movers == (0,)
+
+
+def test_a_move_that_would_starve_is_refused_for_that_reason() -> None:
+    decision = ask("async", state(cell(0), cell(1, PARKED), work=3, ready=0))
+    assert (decision.cell, decision.reason) == (0, Reason.STARVED)
