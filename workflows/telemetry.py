@@ -74,7 +74,8 @@ class Telemetry(Message):
 
     def began(self, now: float) -> "Telemetry":
         """A burst has dispatched: its first iteration is counted from here, whatever lay before."""
-        return self.model_copy(update={"committed_at": now})
+        window = {"executions": Done(), "evaluations": Done(), "running_seconds": 0.0, "slot_seconds": 0.0}
+        return self.model_copy(update={"committed_at": now, "looked_at": now, **window})
 
     def level(self, waterlevel: int) -> "Telemetry":
         """The waterlevel after a dispatch: the most that rollout could have to do."""

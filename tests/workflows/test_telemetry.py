@@ -54,6 +54,15 @@ def test_an_update_closes_the_window_of_every_component() -> None:
     assert telemetry.executions.items == 0
 
 
+def test_what_ended_and_ran_before_a_burst_is_not_of_its_first_window() -> None:
+    """An evaluation burst came before, half its slots busy; then one execution runs on one of eight slots."""
+    before = Telemetry().looked(0.0, 4, 8).closed(closed(90.0, 30.0)).closed(closed(90.0))
+    telemetry = before.began(100.0).looked(100.0, 1, 8).closed(closed(6.0)).looked(110.0, 0, 8).committed(110.0, 2, 4.0)
+    assert telemetry.windows[Component.ROLLOUT] == (Measurement(items=1, busy_seconds=6.0, load=1 / 8),)
+    assert Component.EVALUATOR not in telemetry.windows
+    assert telemetry.iteration_seconds == 10.0
+
+
 def test_a_window_in_which_nothing_ended_is_left_out() -> None:
     telemetry = Telemetry().committed(10.0, 2, 4.0)
     assert list(telemetry.windows) == [Component.TRAINING]
