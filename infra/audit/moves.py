@@ -77,10 +77,9 @@ def check_ledger(
             departures.append(Departure(row.at, row.entry, (row.cell, *(row.together or ()))))
             try:
                 _check_departure(findings, row, state, running, timelines)
+                _check_bounds(findings, row, state)
                 if row.policy in ("", "waterlevel") and not frozen:
                     margins.append(_check_waterlevel(findings, row, state))
-                else:
-                    _check_bounds(findings, row, state)
             except (KeyError, TypeError, IndexError) as error:
                 findings.add("state-unreadable", f"ledger {row.entry}", f"{type(error).__name__} {error}")
     _check_counters(findings, sorted(counters), executions, cancelled=cancelled, at_rest=at_rest)

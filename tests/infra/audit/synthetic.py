@@ -110,6 +110,7 @@ def _ledger(
         "finished": finished,
         "cells": cells,
         "standalone_slots": 0,
+        "bounds": {"min_rollout_cells": 0, "min_training_cells": 0, "max_training_cells": None},
         "ready_unassigned": 2,
         "batch": {"batch": "next", "needed": 2},
         "groups_per_step": 2,

@@ -121,6 +121,12 @@ def async_trained_more_cells_than_the_fleet_allows(run: SyntheticRun) -> None:
 
 
 @plants("move-over-bounds")
+def waterlevel_left_too_few_to_rollout(run: SyntheticRun) -> None:
+    bounds = {"min_rollout_cells": 2, "min_training_cells": 0, "max_training_cells": None}
+    change_state(run, "move", cell=1, bounds=bounds)
+
+
+@plants("move-over-bounds")
 def frozen_split_left_too_few_to_rollout(run: SyntheticRun) -> None:
     move = run.row(schema.ledger, kind="move", cell=1)
     bounds = {"min_rollout_cells": 2, "min_training_cells": 0, "max_training_cells": None}
