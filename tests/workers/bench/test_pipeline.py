@@ -33,3 +33,13 @@ def test_rounds_are_compared_in_pairs_with_the_faster_of_megatrons_ways():
     assert found["relative_seconds"] == 1.111
     assert found["relative_utilisation"] == 0.9
     assert found["open_ended"]["seconds"] == 3
+
+
+@pytest.mark.parametrize(
+    ("seconds", "busy", "met"), [(4.0, 3.0, True), (4.4, 3.3, False), (4.0, 2.7, False), (3.6, 2.7, True)]
+)
+def test_the_bar_is_utilisation_and_time(seconds: float, busy: float, met: bool):
+    """A pipeline that computes longer is as busy as Megatron's, and slower."""
+    theirs = [(4.0, [usage(3.0, *FIRST.passes)])]
+    ours = [(seconds, [usage(busy, *FIRST.passes)])]
+    assert summary(dict(zip(WAYS, (ours, theirs, theirs), strict=True)), 1)["met"] is met

@@ -85,10 +85,10 @@ class StageSchedule:
         outputs: Any = forward_step(
             compute, None, self._model, 1, inputs, [], config, cp_group_size=1, is_last_stage=self.is_last
         )[0]
+        self._did(f"F{number}", started)  # before sending, which is no work
         if not self.is_last:
             self._link.send_forward(outputs)
         self._flights.append(_Flight(number, step.tokens, inputs, outputs, self.is_last and not verdicts[0]))
-        self._did(f"F{number}", started)
 
     def backward(self) -> tuple[int, bool]:
         """The oldest micro-step's backward pass: its number, and whether its gradient is in the sum (not: refused)."""
@@ -104,9 +104,9 @@ class StageSchedule:
         if is_good:
             config = self._model.config
             passed_on = backward_step(flight.inputs, flight.outputs, gradient, self._model.model_type, config)
+        self._did(f"B{flight.number}", started)
         if not self.is_first:
             self._link.send_backward(passed_on)
-        self._did(f"B{flight.number}", started)
         return flight.number, is_good
 
     @torch.no_grad()
