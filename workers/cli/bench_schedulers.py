@@ -84,7 +84,7 @@ def show(result: dict[str, Any], console: Console) -> None:
         if row["note"]:
             console.print(f"{row['name']}: {row['note']}")
     for bar in result["bars"]:
-        verdict = "met" if bar["met"] else "MISSED"
+        verdict = {True: "met", False: "MISSED", None: "no verdict"}[bar["met"]]
         console.print(f"{verdict}: {bar['name']} {bar['value']} ({bar['bar']})", highlight=False)
 
 

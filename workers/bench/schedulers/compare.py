@@ -5,12 +5,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from infra.checkpoints.code_version import code_version
 from infra.records.database import open_database
 from infra.settings.run import load_run
 from infra.simulator.recorded import RecordedRun, read_run
 from workers.bench.schedulers.prediction import best_split, predicted_seconds
 from workers.bench.schedulers.report import bars_of, key_of, move_bars, rows_of
-from workers.bench.schedulers.run import Contestant, Measured, Told, run_one
+from workers.bench.schedulers.run import Contestant, Measured, Told, is_of, run_one
 from workers.bench.schedulers.workload import Workload, load_workload, workload_files
 from workflows.messages.base import Message
 from workflows.messages.errors import InvalidInput
@@ -88,7 +89,8 @@ async def compare(
 ) -> dict[str, Any]:
     """Run every chosen policy on every chosen seed, one after the other; results are kept below `folder` as they come.
 
-    `split` sets that of the policies that hold one, instead of searching it; `resume` takes over what is there.
+    `split` sets that of the policies that hold one, instead of searching it; `resume` takes over what is there of the
+    same workload, policy and code.
     """
     unknown = sorted(set(policies) - part.policies.keys())
     if unknown:
@@ -123,9 +125,12 @@ async def _one(workload: Workload, contestant: Contestant, folder: Path, told: T
     result = place / "measured.json"
     if resume and result.is_file():
         known = Measured.model_validate_json(result.read_text())
-        if known.split == contestant.policy.split:
+        if is_of(known, workload, contestant.policy, code_version()):
             told(f"{contestant.label}, seed {workload.seed}: {known.seconds:.1f} s (from before)")
             return known
+        told(
+            f"{contestant.label}, seed {workload.seed}: the result from before is not of this workload, policy and code"
+        )
     ran = await run_one(workload, contestant, place, told)
     result.write_text(ran.measured.model_dump_json(indent=1))
     done = ran.measured
@@ -157,9 +162,11 @@ def summary(part: Part, folder: Path, measured: Sequence[Measured]) -> dict[str,
     for one in measured if part.predicted else ():
         place = _place(folder, one.workload, part.subject, one.seed)
         if (place / "measured.json").is_file():
+            subject = Measured.model_validate_json((place / "measured.json").read_text())
+            if subject.workload_sha256 != one.workload_sha256:
+                continue  # from before, of another workload
             policy = part.policies[one.label].model_copy(update={"split": one.split})
             reference = recorded(place)
-            subject = Measured.model_validate_json((place / "measured.json").read_text())
             opening = subject.seconds - reference.seconds  # from the campaign's start to its first execution
             predicted[key_of(one)] = opening + predicted_seconds(reference, policy)
     rows = rows_of(measured, predicted, part.subject)

@@ -32,12 +32,12 @@ class Row(Message):
 
 
 class Bar(Message):
-    """One acceptance bar: what was found, what is asked, whether it is met."""
+    """One acceptance bar: what was found, what is asked, whether it is met; None: a run it needs is in doubt."""
 
     name: str
     value: float | str
     bar: str
-    met: bool
+    met: bool | None
 
 
 def key_of(one: Measured) -> tuple[str, str, int]:
@@ -80,33 +80,44 @@ def _note(one: Measured) -> str:
 
 
 def bars_of(rows: Iterable[Row], subject: str, least: dict[str, float]) -> list[Bar]:
-    """`least`: the ratio that each other policy must reach in every seed. Predictions are judged over all rows."""
+    """`least`: the ratio that each other policy must reach in every seed. Predictions are judged over all rows.
+
+    A row with a note decides nothing, nor does what was set against one: what is left can only fail a bar.
+    """
     rows = list(rows)
+    noted = {(row.workload, row.seed) for row in rows if row.label == subject and row.note}
+
+    def doubts(found: list[Row]) -> list[bool]:
+        return [bool(row.note) or (row.workload, row.seed) in noted for row in found]
+
     bars: list[Bar] = []
-    for policy, ratio in least.items():
-        found = [row.ratio for row in rows if row.label == policy and row.ratio is not None]
+    for label, ratio in least.items():
+        found = [row for row in rows if row.label == label and row.ratio is not None]
         if found:
-            met = sum(value >= ratio for value in found)
             bars.append(
                 Bar(
-                    name=f"{policy} / {subject}",
-                    value=", ".join(f"{value:.3f}" for value in found),
+                    name=f"{label} / {subject}",
+                    value=", ".join(f"{row.ratio:.3f}" for row in found),
                     bar=f">= {ratio:g} in every seed",
-                    met=met == len(found),
+                    met=_verdict([(row.ratio or 0) >= ratio for row in found], doubts(found)),
                 )
             )
-    stale = {row.policy: round(fmean(r.staleness for r in rows if r.policy == row.policy), 3) for row in rows}
+    sound = [row for row in rows if not row.note]
+    stale = {row.label: round(fmean(r.staleness for r in rows if r.label == row.label), 3) for row in rows}
     if len(stale) > 1:
-        spread = max(stale.values()) - min(stale.values())
-        bars.append(Bar(name="equal E[d]", value=f"{stale}", bar="within 0.05", met=spread <= 0.05))
-    errors = [abs(row.error) for row in rows if row.error is not None]
-    if errors:
+        means = [fmean(r.staleness for r in sound if r.label == label) for label in {row.label for row in sound}]
+        equal = not means or max(means) - min(means) <= 0.05
+        met = _verdict([equal, True], [False, len(sound) < len(rows)])
+        bars.append(Bar(name="equal E[d]", value=f"{stale}", bar="within 0.05", met=met))
+    predicted = [row for row in rows if row.error is not None]
+    if predicted:
+        errors = [abs(row.error or 0) for row in predicted]
         bars.append(
             Bar(
                 name="largest error of a prediction",
                 value=round(max(errors), 4),
                 bar=f"<= {PREDICTED_WITHIN:g}",
-                met=max(errors) <= PREDICTED_WITHIN,
+                met=_verdict([error <= PREDICTED_WITHIN for error in errors], doubts(predicted)),
             )
         )
     return bars
@@ -114,9 +125,17 @@ def bars_of(rows: Iterable[Row], subject: str, least: dict[str, float]) -> list[
 
 def move_bars(rows: Iterable[Row], policy: str, most: int) -> list[Bar]:
     """At most `most` planned moves in each phase of each run of `policy`."""
-    found = {row.name: row.planned_moves for row in rows if row.label == policy}
+    found = [row for row in rows if row.label == policy]
     if not found:
         return []
-    met = all(count <= most for counts in found.values() for count in counts)
-    value = "; ".join(f"{name}: {'/'.join(map(str, counts))}" for name, counts in found.items())
-    return [Bar(name=f"planned moves of {policy} by phase", value=value, bar=f"<= {most} a phase", met=met)]
+    met = [all(count <= most for count in row.planned_moves) for row in found]
+    value = "; ".join(f"{row.name}: {'/'.join(map(str, row.planned_moves))}" for row in found)
+    verdict = _verdict(met, [bool(row.note) for row in found])
+    return [Bar(name=f"planned moves of {policy} by phase", value=value, bar=f"<= {most} a phase", met=verdict)]
+
+
+def _verdict(met: Sequence[bool], doubts: Sequence[bool]) -> bool | None:
+    """Of what is judged one by one: failed by any that is not in doubt, else open while any is."""
+    if not all(good for good, doubt in zip(met, doubts, strict=True) if not doubt):
+        return False
+    return None if any(doubts) else True

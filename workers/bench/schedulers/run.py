@@ -1,6 +1,7 @@
 """One policy, one workload, one stack: bring it up, run the campaign, read off what came of it."""
 
 import asyncio
+import hashlib
 import itertools
 import shutil
 import time
@@ -13,6 +14,7 @@ from sqlalchemy import Engine, func, select
 from temporalio.client import Client, WorkflowExecutionStatus
 from temporalio.service import RPCError, RPCStatusCode
 
+from infra.checkpoints.code_version import code_version
 from infra.records.schema import batches, calls, executions, ledger, segments, transitions
 from infra.settings.fleet import Fleet
 from infra.simulator.recorded import RecordedRun, read_run
@@ -47,7 +49,7 @@ class Measured(Message):
 
     `moves`: cells that went from rollout to training; `planned_moves`: moves for a predicted gain, by phase of the
     workload. `requests_moved`: answers that went on at another engine. `busy_share`: of all processors, whoever used
-    them.
+    them. Two results with the same `workload_sha256`, `policy_sha256` and `code_version` are of the same thing.
     """
 
     workload: str
@@ -70,6 +72,9 @@ class Measured(Message):
     requests_moved: int
     busy_share: float
     start_seconds: float
+    workload_sha256: str = ""
+    policy_sha256: str = ""
+    code_version: str = ""
 
 
 @dataclass(frozen=True)
@@ -86,7 +91,7 @@ async def run_one(workload: Workload, contestant: Contestant, folder: Path, told
     fleet = fleet_of(workload, write_model(folder / "model"))
     tasks = write_tasks(folder / "tasks", workload)
     campaign = campaign_of(workload, tasks, contestant.policy)
-    began = time.monotonic()
+    version, began = code_version(), time.monotonic()
     async with LocalStack(fleet, folder / "run", components=components, watch_memory=False) as stack:
         await stack.ready()
         await _all_serving(stack.client, workload.cells)
@@ -95,7 +100,19 @@ async def run_one(workload: Workload, contestant: Contestant, folder: Path, told
         clock, started = Clock.now(), time.time()
         await _campaign(stack.client, stack.records, campaign, workload, told)
         wall, busy = time.time() - started, Clock.now().share_since(clock)
-        return _ran(stack.records, fleet, workload, contestant, started, wall, busy, started_in)
+        return _ran(stack.records, fleet, workload, contestant, started, wall, busy, started_in, version)
+
+
+def sha256_of(settings: Message) -> str:
+    """Of a workload or a policy: of all its values."""
+    return hashlib.sha256(settings.model_dump_json().encode()).hexdigest()
+
+
+def is_of(known: Measured, workload: Workload, policy: PolicySettings, version: str) -> bool:
+    """Whether `known` is what a run of these would measure. Of changed or unknown code nobody can tell."""
+    wanted = sha256_of(workload), sha256_of(policy), version
+    is_known = version != "unknown" and not version.endswith("+changes")
+    return is_known and (known.workload_sha256, known.policy_sha256, known.code_version) == wanted
 
 
 async def _campaign(client: Client, records: Engine, campaign: CampaignSpec, workload: Workload, told: Told) -> None:
@@ -160,6 +177,7 @@ def _ran(
     wall: float,
     busy: float,
     started_in: float,
+    version: str,
 ) -> Ran:
     with records.connect() as connection:
         done = connection.execute(
@@ -195,6 +213,9 @@ def _ran(
         requests_moved=parts - asked,
         busy_share=round(busy, 3),
         start_seconds=round(started_in, 1),
+        workload_sha256=sha256_of(workload),
+        policy_sha256=sha256_of(contestant.policy),
+        code_version=version,
     )
     return Ran(measured, read_run(records, fleet))
 
