@@ -12,13 +12,15 @@ from workflows.policy.component import ComponentView, Plan
 
 
 class CellView(Message):
-    """One cell. `slots` is C_e; `serving`: verified at the published version with an open door."""
+    """One cell. `slots` is C_e; `serving`: verified at the published version with an open door; `leaving`: reclaimed,
+    so it counts for nothing that is still to come."""
 
     index: int
     role: CellRole
     slots: int
     trains: bool = True
     serving: bool = False
+    leaving: bool = False
 
     @property
     def eligible(self) -> bool:

@@ -66,10 +66,12 @@ def core_may_stay(state: PolicyState, next_dispatch: int) -> Decision:
 
 
 def after_publish(state: PolicyState, groups_needed: int) -> PolicyState:
-    """What the core would see right after the publish, staying in training: the others serve, a new batch is open."""
-    away = (CellRole.PARKED, CellRole.LOST, CellRole.STARTING)
+    """What the core would see right after the publish, staying in training: the others serve, save those that
+    leave the fleet, and a new batch is open."""
+    away = (CellRole.PARKED, CellRole.LOST, CellRole.STARTING, CellRole.RETIRING, CellRole.RETIRED)
     cells = tuple(
-        cell.model_copy(update={"serving": cell.index != 0 and cell.role not in away}) for cell in state.cells
+        cell.model_copy(update={"serving": cell.index != 0 and not cell.leaving and cell.role not in away})
+        for cell in state.cells
     )
     batch = BatchView(batch="next", needed=groups_needed)
     return state.model_copy(update={"cells": cells, "batch": batch, "groups_per_step": groups_needed})

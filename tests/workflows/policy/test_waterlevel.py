@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tests.workflows.policy.states import cell, state
 from workflows.messages.fleet import CellRole
 from workflows.policy.ordering import is_prefix, next_mover, training_cells
-from workflows.policy.state import Hold, PolicyState, Reason, Verdict
+from workflows.policy.state import CellView, Hold, PolicyState, Reason, Verdict
 from workflows.policy.waterlevel import after_publish, core_may_stay, decide
 
 TRAINING, ROLLOUT, PARKED = CellRole.TRAINING, CellRole.ROLLOUT, CellRole.PARKED
@@ -157,3 +157,12 @@ def test_core_stays_only_if_supply_and_the_next_dispatch_allow(
 def test_after_publish_counts_those_who_return_but_not_the_core_or_the_parked() -> None:
     seen = after_publish(state(cell(0, TRAINING), cell(1, TRAINING), cell(2, PARKED), cell(3)), 4)
     assert seen.capacity == 8
+
+
+@pytest.mark.parametrize("leaving", [cell(2, leaving=True, trains=False), cell(2, CellRole.RETIRING, trains=False)])
+def test_a_cell_that_leaves_the_fleet_serves_no_next_burst(leaving: CellView) -> None:
+    """Four slots stay: five executions do not fit without the core."""
+    seen = state(cell(0, TRAINING), cell(1, TRAINING), leaving, needed=None)
+    assert after_publish(seen, 4).capacity == 4
+    assert core_may_stay(after_publish(seen, 4), 4).verdict is Verdict.MOVE
+    assert core_may_stay(after_publish(seen, 4), 5).reason is Reason.CAPACITY
