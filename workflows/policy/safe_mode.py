@@ -96,6 +96,11 @@ def after_allocation(mode: SafeMode, state: PolicyState) -> SafeMode:
     return mode if split == mode.split else mode.model_copy(update={"split": split})
 
 
+def allocation_text(mode: SafeMode) -> str:
+    """What is held, in words. Cells on their way to training when it was frozen train until the burst ends."""
+    return f"at least {mode.split} {'cell trains' if mode.split == 1 else 'cells train'} from now on"
+
+
 def explained(mode: SafeMode, decision: Decision) -> Decision:
     """A decision taken in safe mode says so; one that changes nothing is a refusal for that reason."""
     detail = f"safe mode ({mode.cause}: {mode.detail}); {decision.detail}"

@@ -15,6 +15,7 @@ from workflows.policy.safe_mode import (
     after_move,
     after_operator,
     after_telemetry,
+    allocation_text,
 )
 from workflows.policy.state import Reason, Verdict
 
@@ -96,3 +97,12 @@ def test_frozen_split_is_brought_about_and_held(policy: str) -> None:
     decision, _ = decide(policy, held, Memory(), mode)
     assert (decision.verdict, decision.reason) == (Verdict.REFUSE, Reason.SAFE_MODE)
     assert at_burst_end(policy, held, 8, mode) == (0, 1)
+
+
+def test_what_is_held_in_words() -> None:
+    """A cell that was on its way arrives: the split is the least that trains."""
+    mode = after_operator(SafeMode(), freeze=True, detail="a test", now=0.0)
+    decision, _ = decide("waterlevel", state(cell(0, TRAINING), cell(1, TRAINING), cell(2)), Memory(), mode)
+    assert decision.verdict is Verdict.REFUSE
+    assert allocation_text(mode) == "at least 1 cell trains from now on"
+    assert allocation_text(SafeMode(split=2)) == "at least 2 cells train from now on"
