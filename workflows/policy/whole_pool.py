@@ -5,8 +5,9 @@ until the burst ends. Executions that are still out then wait without an engine 
 """
 
 from workflows.messages.fleet import CellRole
+from workflows.messages.transition import Direction
 from workflows.policy.answers import core_absence, move, refuse
-from workflows.policy.bounds import rollout_count, training_count
+from workflows.policy.bounds import forbidden, rollout_count, training_count
 from workflows.policy.memory import Memory
 from workflows.policy.state import Decision, PolicyState, Reason
 
@@ -21,9 +22,12 @@ def decide(state: PolicyState, memory: Memory) -> tuple[Decision, Memory]:
     if state.move_under_way:
         return refuse(None, Reason.MOVE_UNDER_WAY, "a transition is under way"), memory
     pool = [cell for cell in state.cells if cell.eligible and cell.role is not CellRole.TRAINING]
-    pool = pool[: max(0, _room(state, len(pool)))]
     if not pool:
         return refuse(None, Reason.NO_CELL, "every cell of the pool is in training"), memory
+    room = _room(state, len(pool))
+    if room <= 0:
+        return refuse(pool[0].index, Reason.BOUNDS, forbidden(state, [pool[0].index], Direction.TO_TRAINING)), memory
+    pool = pool[:room]
     if any(cell.role is not CellRole.ROLLOUT for cell in pool):
         return refuse(pool[0].index, Reason.NOT_SERVING, "the pool is not complete yet"), memory
     wanted = state.batch.needed if state.burst_needed is None else state.burst_needed

@@ -69,7 +69,10 @@ def test_pool_switches_as_a_whole_when_nothing_is_out() -> None:
 def test_of_a_pool_only_as_many_switch_as_the_bounds_allow() -> None:
     assert ask("colocate", four(0, bounds=Bounds(max_training_cells=2))).movers == (0, 1)
     assert ask("colocate", four(0, bounds=Bounds(min_rollout_cells=1))).movers == (0, 1, 2)
-    assert ask("colocate", four(2, bounds=Bounds(max_training_cells=2))).reason is Reason.NO_CELL
+    full = ask("colocate", four(2, bounds=Bounds(max_training_cells=2)))
+    assert (full.cell, full.reason, full.detail) == (2, Reason.BOUNDS, "3 training cells, at most 2")
+    assert ask("colocate", four(2, bounds=Bounds(min_rollout_cells=2))).detail == "1 rollout cells left, at least 2"
+    assert ask("colocate", four(4)).reason is Reason.NO_CELL
 
 
 def test_pool_switches_with_executions_out_when_the_burst_has_all_its_groups() -> None:
