@@ -158,9 +158,12 @@ class Entry:
 
     @property
     def heading(self) -> str:
-        """Where it sends its cells; empty when it moves none. Entries without a direction say it by their kind."""
+        """Where it sends its cells, or `slots`: what it shares out is processor slots. Empty when it moves nothing.
+        Entries without a direction say it by their kind."""
         if self.kind not in ("move", "return"):
             return ""
+        if self.cell is None:
+            return "slots"
         return self.direction or ("to_training" if self.kind == "move" else "to_rollout")
 
     @property

@@ -202,7 +202,7 @@ def _move_row(move: Move, account: Account) -> tuple[str, ...]:
     return (
         f"+{entry.at - account.records.begin:.1f} s",
         entry.policy,
-        ", ".join(map(str, entry.cells)) or "slots",
+        ", ".join(map(str, entry.cells)),
         entry.heading.removeprefix("to_"),
         entry.why,
         f"{entry.waterlevel} / {entry.capacity}" if entry.waterlevel is not None else "",

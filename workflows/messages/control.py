@@ -54,12 +54,12 @@ class LedgerEntry(Message):
     at: float
     kind: str = Field(
         description="decisions: move, refuse, stay, return, outcome; events: dispatch, publish, close, cell, alarm, "
-        "safe_mode (entered, left, operator), fleet (a cell offered, reclaimed)"
+        "safe_mode (entered, left), fleet (a cell offered, reclaimed, left)"
     )
     cell: int | None = None
     reasons: tuple[str, ...] = Field(description="for a decision: the reason's name, then the detail in words")
     policy: str = Field(default="", description="name of the policy that decided; empty: an event, or an operator")
-    direction: Direction | None = Field(default=None, description="where the cells were, or would have been, sent")
+    direction: Direction | None = Field(default=None, description="where cells were, or would have been, sent")
     together: tuple[int, ...] = Field(default=(), description="cells beside `cell` that make the same move")
     bottleneck: str = Field(default="", description="the component predicted to be the slowest")
     expected_gain_seconds: float | None = Field(default=None, description="of one iteration; without the migration")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from infra.report.changes import Boot, Change, Roles, roles_text, seen
+from infra.report.changes import Boot, Change, Entry, Roles, roles_text, seen
 
 
 def change(direction: str, start: float, end: float, result: str = "done", cell: int = 1) -> Change:
@@ -55,6 +55,16 @@ def test_a_boot_in_the_middle_of_a_move_counts_for_more_than_its_end():
 def test_the_newest_role_is_known_though_nothing_follows():
     roles = Roles([*BOOTED, change("to_training", 5, 6)], [Boot(1, 0)], 6)
     assert roles.at(6) == {1: "training"}
+
+
+def test_where_a_decision_sends_its_cells():
+    def heading(kind: str, cell: int | None, direction: str | None = None) -> str:
+        return Entry("t", 0.0, kind, cell, ("gain",), direction=direction).heading
+
+    assert heading("move", 1) == heading("move", 1, "to_training") == "to_training"
+    assert (heading("return", 1), heading("return", 1, "retire")) == ("to_rollout", "retire")
+    assert heading("move", None) == heading("move", None, "to_training") == "slots"
+    assert heading("refuse", 1, "to_training") == ""
 
 
 def test_topologies_in_words():
