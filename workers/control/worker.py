@@ -148,9 +148,10 @@ async def start_run(
 ) -> None:
     """Start the run's long-lived workflows; those that run already go on untouched, with the books they have."""
     fleet = manifest.fleet
+    cells = tuple(cell for cell in fleet.cells if cell.index not in manifest.gone)
     spec = RunSpec(
         run=fleet.run,
-        cells=fleet.cells,
+        cells=cells,
         weights=weights,
         kv_handoff=fleet.kv_handoff,
         bounds=fleet.bounds,
@@ -158,16 +159,23 @@ async def start_run(
         harness_slots=fleet.harness_slots if fleet.evaluator_slots else 0,
         evaluator_slots=fleet.evaluator_slots,
     )
-    entries = tuple(CellEntry(spec=cell) for cell in fleet.cells)
+    books = SchedulerState(
+        spec=spec,
+        weights=weights,
+        cells=tuple(CellEntry(spec=cell) for cell in cells),
+        accounts=accounts,
+        positions=positions,
+        reclaimed=manifest.gone,
+    )
     await client.start_workflow(
         Scheduler.run,
-        SchedulerState(spec=spec, weights=weights, cells=entries, accounts=accounts, positions=positions),
+        books,
         id=ids.scheduler_id(fleet.run),
         task_queue=ids.WORKFLOW_QUEUE,
         id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
-        static_summary=f"run {fleet.run}: {len(fleet.cells)} cells",
+        static_summary=f"run {fleet.run}: {len(cells)} cells",
     )
-    for cell in (cell for cell in fleet.cells if cell.index not in manifest.gone):
+    for cell in cells:
         await client.start_workflow(
             Cell.run,
             CellState(run=fleet.run, spec=cell, weights=weights),
