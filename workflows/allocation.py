@@ -158,10 +158,7 @@ class Allocation(Errands):
         now = self._slots()
         units = plan.units if plan.receiver is Component.EVALUATOR else -plan.units
         self.slots = Slots(harness=now.harness - units, evaluator=now.evaluator + units, change=now.change + 1)
-        self._spawn(self._share(), "share out processor slots")
-
-    async def _share(self) -> None:
-        await self._share_slots()
+        self._spawn(self._share_slots(), "share out processor slots")
 
     def _arrived(self, report: CellReport) -> None:
         """What a cell's report means for the moves that are being carried out."""

@@ -172,7 +172,7 @@ class Books(Parking):
             (decision.reason.value, decision.detail),
             state,
             policy=self._policy().name,
-            direction=decision.direction,
+            direction=decision.direction if decision.cell is not None else None,
             together=decision.together,
             bottleneck=decision.bottleneck,
             expected_gain_seconds=decision.expected_gain_seconds,

@@ -92,6 +92,7 @@ class CellTable:
                 slots=entry.spec.slots,
                 trains=entry.spec.trains and entry.leaves_at is None,
                 serving=index in serving,
+                leaving=entry.leaves_at is not None,
             )
             for index, entry in sorted(self.entries.items())
         )

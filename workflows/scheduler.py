@@ -35,7 +35,7 @@ from workflows.messages.scheduling import (
 from workflows.messages.transition import Direction
 from workflows.overview import overview
 from workflows.policy.dispatch import launchable
-from workflows.policy.safe_mode import after_operator
+from workflows.policy.safe_mode import after_operator, allocation_text
 from workflows.policy.state import PolicyState
 
 LAUNCH_CHUNK = 32
@@ -157,7 +157,7 @@ class Scheduler(Elastic):
         """Freeze the last valid allocation; training goes on."""
         self._enter(after_operator(self.mode, freeze=True, detail=reason[:200], now=workflow.time()))
         self.dirty = True
-        return f"safe mode: {self.mode.split} cells train from now on"
+        return f"safe mode: {allocation_text(self.mode)}"
 
     @enter_safe_mode.validator
     def _may_enter(self, reason: str) -> None:
