@@ -22,7 +22,7 @@ from workflows.messages.fleet import CellRole
 from workflows.messages.policies import PolicySettings
 from workflows.messages.scheduling import EndBurst, OpenBatch, OpenBurst, RunSpec, Weights
 from workflows.messages.transition import Direction
-from workflows.parking import Parking, StepAborted, StepSkipped, call, failure_text
+from workflows.parking import Parking, StepAborted, StepSkipped, call, failure_text, first_number
 from workflows.policy.memory import Memory
 from workflows.policy.safe_mode import SafeMode
 from workflows.policy.state import BatchView, Decision, PolicyState
@@ -102,8 +102,8 @@ class SchedulerState(Message):
     judging: tuple[Judgement, ...] = ()
     slots: Slots | None = None
     reclaimed: tuple[int, ...] = Field(default=(), description="cells that have left the fleet")
-    moves: int = 0
-    entries: int = 0
+    moves: int = Field(default=0, description="number of the last move; 0: this Scheduler begins anew")
+    entries: int = Field(default=0, description="number of the last entry in the ledger; 0: as above")
     told: str = Field(default="", description="the refusal that the ledger has; it is written again when it changes")
     cooldown_until: float = 0.0
     next_sweep: float = 0.0
@@ -131,7 +131,7 @@ class Books(Parking):
         self.pending, self.judging, self.slots = list(state.pending), list(state.judging), state.slots
         self.reclaimed = set(state.reclaimed)
         self.staying, self.stay_until = state.staying, state.stay_until
-        self.moves, self.entries = state.moves, state.entries
+        self.moves, self.entries = state.moves or first_number(), state.entries or first_number()
         self.cooldown_until, self.next_sweep = state.cooldown_until, state.next_sweep
         self.control = ids.control_queue(self.run_name)
         self.ledger: list[LedgerEntry] = []

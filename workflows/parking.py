@@ -46,6 +46,12 @@ class _Blocked:
     resolution: Resolution | None = None
 
 
+def first_number() -> int:
+    """Where a workflow that begins anew counts from: its start in milliseconds, above all that an earlier life counted
+    to. What is named with such a number is never named twice, although the earlier life's count is lost."""
+    return int(workflow.info().workflow_start_time.timestamp() * 1000)
+
+
 def failure_text(error: BaseException) -> str:
     """The innermost cause of an activity failure, cut to what a web page shows well."""
     cause: BaseException = error
