@@ -137,6 +137,7 @@ class Allocation(Errands):
             peers=peers,
             kv_handoff=self.spec.kv_handoff,
             publish="recompute" if self.burst is None else self.burst.publish,
+            leaves_at=self.cells.entries[cell].leaves_at if direction is Direction.RETIRE else None,
         )
         self._spawn(self._send_move(cell, move), f"move cell {cell}")
         return CellMove(cell=cell, move=move.move, boot_epoch=move.boot_epoch)
@@ -146,12 +147,24 @@ class Allocation(Errands):
         try:
             await handle.signal("move", move)
         except ApplicationError as error:
-            # Its workflow is gone. It is nobody's to wait for until it is started anew and reports.
+            # Its workflow is gone. It is nobody's to wait for until it is started anew and reports; one that was to
+            # leave the fleet has nothing left to do for that.
             if cell not in self.cells.entries:
                 return  # it has left the fleet meanwhile
-            self.cells.set_role(cell, CellRole.LOST)
-            self._note("alarm", cell, (f"lost: {failure_text(error)}",))
-            self._arrived(CellReport(cell=cell, boot_epoch=move.boot_epoch, role=CellRole.LOST, move=move.move))
+            role = CellRole.RETIRED if move.direction is Direction.RETIRE else CellRole.LOST
+            report = CellReport(
+                cell=cell,
+                boot_epoch=move.boot_epoch,
+                role=role,
+                move=move.move,
+                reason=f"its workflow is gone: {failure_text(error)}"[:500],
+            )
+            self.cells.set_role(cell, role)
+            self._arrived(report)
+            if role is CellRole.RETIRED:
+                self._left(report)
+            else:
+                self._note("alarm", cell, (f"lost: {failure_text(error)}",))
 
     def _share_out(self, plan: Plan) -> None:
         """Processor slots change sides; the harness host takes on the new ones before it gives up the old ones."""
@@ -175,6 +188,18 @@ class Allocation(Errands):
                 self._finished(pending)
             return
 
+    def _asked(self, cell: int) -> str:
+        """The newest move that this cell was asked to make and has not reported on; empty: none."""
+        asked = [move.move for pending in self.pending for move in pending.cells if move.cell == cell]
+        return asked[-1] if asked else ""
+
+    def _left(self, report: CellReport) -> None:
+        """A cell has left the fleet for good; nothing that it was asked for is waited for any more."""
+        self.cells.remove(report.cell)
+        self.reclaimed.add(report.cell)
+        self.pending = without(self.pending, report.cell)
+        self._note("fleet", report.cell, ("left", f"{len(self.cells.entries)} cells stay; {report.reason}".strip("; ")))
+
     def _finished(self, pending: PendingMove) -> None:
         """Every cell of a decision has arrived, or has failed to."""
         now = workflow.time()
@@ -182,6 +207,8 @@ class Allocation(Errands):
             self.telemetry = self.telemetry.migrated(pending.direction, now - pending.started_at)
             if pending.gain_seconds is not None and pending.before_seconds is not None:
                 self._judge_later(pending.token, pending.gain_seconds, pending.before_seconds)
+        elif pending.direction is Direction.RETIRE:
+            return  # it leaves at its deadline all the same; that says nothing about the moves of the policy
         self._enter(after_move(self.mode, MoveOutcome(done=not pending.failed), self._policy().safe_mode, now))
 
     def _judge_later(self, token: str, gain: float, before: float) -> None:
@@ -265,3 +292,12 @@ class Allocation(Errands):
         for cell in self.cells.in_role(CellRole.TRAINING):
             if not (waits and cell in self.staying):
                 self._back(cell, ("no training burst is open",))
+
+
+def without(moves: Sequence[PendingMove], cell: int) -> list[PendingMove]:
+    """What is still being carried out when this cell is gone."""
+    left = [
+        pending.model_copy(update={"cells": tuple(move for move in pending.cells if move.cell != cell)})
+        for pending in moves
+    ]
+    return [pending for pending in left if pending.cells]

@@ -19,7 +19,7 @@ from temporalio.workflow import ParentClosePolicy
 from workflows.messages import ids
 from workflows.messages.base import Message
 from workflows.messages.burst import PublishMode
-from workflows.messages.fleet import CellReport, CellRole, CellSpec, CellWorkerUp
+from workflows.messages.fleet import COULD_NOT_LEAVE, CellReport, CellRole, CellSpec, CellWorkerUp
 from workflows.messages.scheduling import Weights
 from workflows.messages.transition import (
     Direction,
@@ -167,7 +167,14 @@ class Cell(Parking):
         if move.direction is Direction.TO_ROLLOUT and self.role is not CellRole.TRAINING:
             await self._report(self.role, move.move, f"cannot leave training: is {self.role.value}")
             return
-        await self._change(move.direction, move.move, move.peers, handoff=move.kv_handoff, publish=move.publish)
+        await self._change(
+            move.direction,
+            move.move,
+            move.peers,
+            handoff=move.kv_handoff,
+            publish=move.publish,
+            leaves_at=move.leaves_at,
+        )
 
     async def _change(
         self,
@@ -177,19 +184,23 @@ class Cell(Parking):
         *,
         handoff: bool,
         publish: PublishMode = "recompute",
+        leaves_at: float | None = None,
     ) -> None:
         """Run transitions until the role has settled, the cell is parked for good, or a newer boot interrupts."""
         trains = self.role is CellRole.TRAINING
         while True:
-            report = await self._transition(direction, peers, handoff=handoff, publish=publish, trains=trains)
+            report = await self._transition(
+                direction, peers, handoff=handoff, publish=publish, trains=trains, leaves_at=leaves_at
+            )
             match report.result:
                 case TransitionResult.DONE:
                     leaves = direction in (Direction.TO_TRAINING, Direction.RETIRE)
                     self.loaded = None if leaves else self.weights
-                    await self._report(SETTLED[direction], move, "")
+                    await self._report(SETTLED[direction], move, report.reason)
                     return
                 case TransitionResult.ROLLED_BACK:
-                    await self._report(CellRole.ROLLOUT, move, f"rolled back: {report.reason}")
+                    what = COULD_NOT_LEAVE if direction is Direction.RETIRE else "rolled back"
+                    await self._report(CellRole.ROLLOUT, move, f"{what}: {report.reason}")
                     return
                 case TransitionResult.SUPERSEDED:
                     return
@@ -207,7 +218,14 @@ class Cell(Parking):
         return any(move.direction is Direction.RETIRE for move in self.waiting)
 
     async def _transition(
-        self, direction: Direction, peers: dict[str, str], *, handoff: bool, publish: PublishMode, trains: bool
+        self,
+        direction: Direction,
+        peers: dict[str, str],
+        *,
+        handoff: bool,
+        publish: PublishMode,
+        trains: bool,
+        leaves_at: float | None,
     ) -> TransitionReport:
         boot = self.boot
         if boot is None:
@@ -232,6 +250,7 @@ class Cell(Parking):
             kv_handoff=handoff,
             publish=publish,
             trains=trains and direction is Direction.RETIRE,
+            leaves_at=leaves_at if direction is Direction.RETIRE else None,
         )
         try:
             return await self._run_transition(spec)

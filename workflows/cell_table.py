@@ -8,6 +8,8 @@ from workflows.messages.fleet import CellReport, CellRole, CellSpec
 from workflows.messages.scheduling import Member
 from workflows.policy.state import CellView
 
+_GIVEN_AWAY = (CellRole.TO_TRAINING, CellRole.RETIRING)
+
 
 class CellEntry(Message):
     """One cell as last reported. `version`: what its engine serves, when in rollout."""
@@ -27,18 +29,25 @@ class CellTable:
     def __init__(self, entries: tuple[CellEntry, ...]) -> None:
         self.entries = {entry.spec.index: entry for entry in entries}
 
-    def apply(self, report: CellReport) -> CellEntry | None:
+    def apply(self, report: CellReport, asked: str = "") -> CellEntry | None:
         """Take a report; returns the entry before it, or None when it is of an older boot (or of no cell of this
-        run) and changes nothing."""
+        run) and changes nothing.
+
+        `asked`: the move that the cell was last asked to make. That it serves after something older (its boot, a
+        publish) does not bring back a cell that is on its way out of rollout: what comes of that move is still to be
+        reported by the same boot.
+        """
         before = self.entries.get(report.cell)
         if before is None or report.boot_epoch < before.boot_epoch:
             return None
+        same_boot, older = report.boot_epoch == before.boot_epoch, bool(asked) and report.move != asked
+        leaves = report.role is CellRole.ROLLOUT and before.role in _GIVEN_AWAY and same_boot and older
         self.entries[report.cell] = before.model_copy(
             update={
-                "role": report.role,
+                "role": before.role if leaves else report.role,
                 "boot_epoch": report.boot_epoch,
                 "queue": report.queue or before.queue,
-                "version": report.version,
+                "version": None if leaves else report.version,
                 "reason": report.reason,
             }
         )

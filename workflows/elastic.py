@@ -12,7 +12,7 @@ from temporalio.exceptions import ApplicationError
 from workflows import steps
 from workflows.allocation import Allocation
 from workflows.cell_table import CellEntry
-from workflows.messages.fleet import CellReport, CellRole, CellSpec, Elasticity, OfferCell, ReclaimCell
+from workflows.messages.fleet import COULD_NOT_LEAVE, CellRole, CellSpec, Elasticity, OfferCell, ReclaimCell
 from workflows.messages.scheduling import OpenCell
 from workflows.messages.transition import Direction
 
@@ -109,8 +109,12 @@ class Elastic(Allocation):
             if entry.leaves_at is None or entry.role in _ON_THEIR_WAY:
                 continue
             latest = entry.leaves_at - self.telemetry.migration_seconds(Direction.RETIRE)
-            if now < self.cooldown_until or (now < latest and not self._can_spare(entry)):
-                waits.append(max(0.1, max(self.cooldown_until, latest) - now))
+            cooldown = now < self.cooldown_until
+            if failed := entry.reason.startswith(COULD_NOT_LEAVE):
+                latest = entry.leaves_at  # then it leaves whether its steps work or not
+            if now < latest and (failed or cooldown or not self._can_spare(entry)):
+                until = min(latest, self.cooldown_until) if cooldown and not failed else latest
+                waits.append(max(0.1, until - now))
                 continue
             token = self._note("return", cell, ("reclaimed", f"was {entry.role.value}"), direction=Direction.RETIRE)
             self._go([cell], Direction.RETIRE, token)
@@ -123,12 +127,6 @@ class Elastic(Allocation):
         if entry.role is CellRole.ROLLOUT:
             return self.accounts.running <= self.cells.capacity(self.weights.version)
         return True
-
-    def _left(self, report: CellReport) -> None:
-        """A cell has left the fleet for good."""
-        self.cells.remove(report.cell)
-        self.reclaimed.add(report.cell)
-        self._note("fleet", report.cell, ("left", f"{len(self.cells.entries)} cells stay; {report.reason}".strip("; ")))
 
 
 def refusal(reason: str) -> ApplicationError:

@@ -127,7 +127,7 @@ class Scheduler(Elastic):
     @workflow.signal
     def cell_reported(self, report: CellReport) -> None:
         """A cell's role has settled, or its worker has booted."""
-        before = self.cells.apply(report)
+        before = self.cells.apply(report, self._asked(report.cell))
         if before is None:
             workflow.logger.info("ignored report of cell %d, boot %d", report.cell, report.boot_epoch)
             return
@@ -142,7 +142,8 @@ class Scheduler(Elastic):
             self._tell_batch("member_left", left)
         if report.role is CellRole.TRAINING:
             self._tell_batch("member_joined", self.cells.member(report.cell))
-        if report.role is CellRole.ROLLOUT and (report.version is None or report.version < self.weights.version):
+        serves = report.role is CellRole.ROLLOUT and self.cells.role(report.cell) is CellRole.ROLLOUT
+        if serves and (report.version is None or report.version < self.weights.version):
             # It booted, or came back, with weights it was told of before the last publish.
             self._move(report.cell, Direction.PUBLISH, CellRole.ROLLOUT)
         if report.reason.startswith("rolled back"):
@@ -301,6 +302,10 @@ class Scheduler(Elastic):
                 not_serving={cell: f"{entry.role.value} {entry.reason}".strip() for cell, entry in absent.items()},
             )
             self._close_burst(burst, published)
+        elif settled and self.staying:
+            self.staying = ()  # those that stayed for the next burst are the only ones left who may show it
+            for cell in self.cells.in_role(CellRole.TRAINING):
+                self._return(cell, "no other cell serves")
 
     def _evaluation(self, burst: BurstSpec) -> EvaluationDone:
         executions, valid, mean = self.accounts.evaluation(burst.name)

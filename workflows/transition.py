@@ -9,7 +9,8 @@
     boot          register the engine, load and verify, open
 
 Before memory is released a failure rolls back: the door opens again (after a failed release with memory taken and
-weights loaded again, for nobody knows how far it came). After it the transition goes forward by its
+weights loaded again, for nobody knows how far it came). A reclaimed cell whose deadline has come does not roll back: it
+is gone with its door closed. After memory is released the transition goes forward by its
 steps' retries and, if that fails for good, ends PARKED; the Cell then waits for an operator. A newer boot of the cell
 worker supersedes the transition at once. KV hand-off is an optimisation: if it fails the destination recomputes.
 """
@@ -224,6 +225,9 @@ class RoleTransition:
         if not leaves_rollout or self.memory_released:
             return TransitionResult.PARKED, reason
         try:
+            if self._overdue():
+                await self._step(steps.CHANGE_DOOR, self._closed_door(), "close-door")
+                return TransitionResult.DONE, f"at its deadline, unfinished: {reason}"
             if self.spec.kv_handoff:
                 await self._tried(steps.RELEASE_KV, self._lease(), "roll-back-release-kv")
             if self.releasing:  # nobody knows how far it came: take the memory again, and what was in it
@@ -236,6 +240,10 @@ class RoleTransition:
         except _StepFailed as error:
             return TransitionResult.PARKED, f"{reason}; rolling back failed too: {error}"
         return TransitionResult.ROLLED_BACK, reason
+
+    def _overdue(self) -> bool:
+        """The cell has to be gone by now: what could not be done for that is not put right any more."""
+        return self.spec.leaves_at is not None and workflow.time() >= self.spec.leaves_at
 
     async def _tried(self, step: Step[Argument, Result], argument: Argument, name: str = "") -> bool:
         """An optional step at the cell: False when it failed."""

@@ -9,8 +9,9 @@ from tests.workflows.watching import watching
 from tests.workflows.world import FakeWorld
 from workflows.messages import ids
 from workflows.messages.errors import Fenced
-from workflows.messages.fleet import CellRole, CellSpec, Elasticity, OfferCell, ReclaimCell
+from workflows.messages.fleet import COULD_NOT_LEAVE, CellRole, CellSpec, Elasticity, OfferCell, ReclaimCell
 from workflows.messages.policies import Bounds
+from workflows.messages.transition import TransitionResult
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -135,3 +136,28 @@ async def test_a_parked_cell_can_be_reclaimed(world: FakeWorld):
     await reclaim(world, 1)
     await world.until(lambda state: indices(state) == [0])
     assert await world.status(ids.cell_workflow_id(world.run, 1)) is WorkflowExecutionStatus.COMPLETED
+
+
+async def test_a_reclaimed_cell_that_cannot_leave_is_let_go_at_its_deadline(world: FakeWorld):
+    """It tries, serves on, tries once more at the deadline; then it is gone, its door closed, and nothing is frozen."""
+    fault = world.faults.add("await_quiet", error=Fenced("dead"), times=None, when=lambda request: request.cell == 1)
+    await reclaim(world, 1, deadline_seconds=6)
+    state = await world.until(lambda state: state.cells[-1].reason.startswith(COULD_NOT_LEAVE))
+    assert (state.cells[1].role, world.doors[1]) == (CellRole.ROLLOUT, 0)
+    state = await world.until(lambda state: indices(state) == [0])
+    assert fault.hits == 2
+    assert world.doors[1] is None
+    assert (state.mode.frozen, state.mode.failed, state.cooldown_until, state.pending) == (False, 0, 0.0, ())
+    retired = [move.result for move in world.transitions if move.direction == "retire"]
+    assert retired == [TransitionResult.ROLLED_BACK, TransitionResult.DONE]
+    assert "at its deadline, unfinished" in world.noted("fleet")[-1].reasons[1]
+    assert await world.status(ids.cell_workflow_id(world.run, 1)) is WorkflowExecutionStatus.COMPLETED
+
+
+async def test_a_reclaimed_cell_whose_workflow_is_gone_has_left(world: FakeWorld):
+    await world.handle(ids.cell_workflow_id(world.run, 1)).terminate()
+    await reclaim(world, 1, deadline_seconds=0)
+    state = await world.until(lambda state: indices(state) == [0])
+    assert (state.reclaimed, state.pending) == ((1,), ())
+    assert len(world.noted("return")) == 1
+    assert (await (await world.start_burst()).result()).version == 1

@@ -51,3 +51,15 @@ async def test_a_checksum_that_cannot_be_had_holds_the_publish_back(world: FakeW
     assert world.published == []
     assert (await burst.result()).version == 1
     await world.eventually(lambda: world.published == [1])
+
+
+async def test_a_core_that_stays_returns_when_no_other_cell_can_show_the_version(world: FakeWorld):
+    """It trains on for the burst that follows, but the burst that ends would wait for ever for an engine."""
+    world.faults.add("verify_engine", error=VersionMismatch("other weights"), times=None, when=of_version(1, 1))
+    burst = await world.start_burst(follows=True, policy={"name": "async", "split": 1})
+    assert (await burst.result()).version == 1
+    state = await world.until(lambda state: state.cells[0].role == "rollout")
+    assert (state.cells[1].role, state.staying) == ("parked", ())
+    told = [(entry.kind, entry.reasons[0]) for entry in world.ledger.values() if entry.cell == 0]
+    assert ("stay", "split") in told
+    assert ("return", "no other cell serves") in told

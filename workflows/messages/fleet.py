@@ -79,6 +79,10 @@ class CellWorkerUp(Message):
     actor_url: str
 
 
+COULD_NOT_LEAVE = "could not leave the fleet"
+"""How the reason begins in the report of a cell that was to leave, failed, and serves again."""
+
+
 class CellReport(Message):
     """Cell workflow to Scheduler: the cell's role has changed for good."""
 

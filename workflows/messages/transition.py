@@ -33,6 +33,7 @@ class MoveCell(Message):
     peers: dict[str, str] = Field(default={}, description="engine id -> activity queue of the cells that may take over")
     kv_handoff: bool = True
     publish: PublishMode = "recompute"
+    leaves_at: float | None = Field(default=None, description="to retire: when it has to be gone, s since the epoch")
 
 
 class TransitionSpec(Message):
@@ -50,6 +51,7 @@ class TransitionSpec(Message):
     kv_handoff: bool = True
     publish: PublishMode = "recompute"
     trains: bool = Field(default=False, description="the cell is in training when it retires")
+    leaves_at: float | None = Field(default=None, description="when it retires: gone by then, whatever fails")
 
     @property
     def lease_id(self) -> str:

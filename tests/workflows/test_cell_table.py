@@ -1,0 +1,74 @@
+"""The Scheduler's view of the cells, against reports that come late, and what is waited for when a cell is gone."""
+
+from types import SimpleNamespace
+
+import pytest
+from temporalio import workflow
+
+from workflows.allocation import without
+from workflows.books import CellMove, PendingMove
+from workflows.cell_table import CellEntry, CellTable
+from workflows.messages.fleet import CellReport, CellRole, CellSpec
+from workflows.messages.transition import Direction
+from workflows.parking import first_number
+
+AWAY = (CellRole.TO_TRAINING, CellRole.RETIRING)
+
+
+def table(role: CellRole, boot_epoch: int = 1) -> CellTable:
+    return CellTable((CellEntry(spec=CellSpec(index=0), role=role, boot_epoch=boot_epoch),))
+
+
+def serving(**changes) -> CellReport:
+    return CellReport(**{"cell": 0, "boot_epoch": 1, "role": CellRole.ROLLOUT, "version": 3} | changes)
+
+
+@pytest.mark.parametrize("move", ["", "r/7"])
+@pytest.mark.parametrize("role", AWAY)
+def test_an_older_report_does_not_bring_a_cell_back(role: CellRole, move: str):
+    """Its boot (no move) or a publish (another move) was still under way when it was asked to go."""
+    cells = table(role)
+    assert cells.apply(serving(move=move), "r/8") is not None
+    assert (cells.role(0), cells.serving(3)) == (role, ())
+
+
+@pytest.mark.parametrize("role", AWAY)
+def test_what_came_of_the_move_counts(role: CellRole):
+    cells = table(role)
+    cells.apply(serving(move="r/8"), "r/8")
+    assert (cells.role(0), cells.serving(3)) == (CellRole.ROLLOUT, (0,))
+
+
+@pytest.mark.parametrize("changes", [{"boot_epoch": 2}, {"role": CellRole.PARKED}, {"role": CellRole.STARTING}])
+def test_a_new_boot_and_a_cell_that_cannot_go_are_believed(changes):
+    cells = table(CellRole.TO_TRAINING)
+    cells.apply(serving(**changes), "r/8")
+    assert cells.role(0) is changes.get("role", CellRole.ROLLOUT)
+
+
+def test_nothing_is_waited_for_of_a_cell_that_is_gone():
+    def pending(*cells: int) -> PendingMove:
+        asked = tuple(CellMove(cell=cell, move=f"r/{cell}", boot_epoch=1) for cell in cells)
+        return PendingMove(token="t", direction=Direction.RETIRE, cells=asked, started_at=0.0)
+
+    assert without([pending(1), pending(1, 2), pending(3)], 1) == [pending(2), pending(3)]
+
+
+def test_what_begins_anew_counts_on_above_all_that_was(monkeypatch):
+    """Numbers of a life, one for each millisecond at most, end below those of the next."""
+    from datetime import UTC, datetime, timedelta
+
+    begun = datetime(2026, 1, 1, tzinfo=UTC)
+    info = SimpleNamespace(workflow_start_time=begun)
+    monkeypatch.setattr(workflow, "info", lambda: info)
+    first = first_number()
+    info.workflow_start_time = begun + timedelta(seconds=2)
+    assert first_number() == first + 2000
+
+
+def test_a_reclaimed_cell_is_seen_as_one_that_leaves():
+    """The policy counts it for nothing that is still to come."""
+    cells = table(CellRole.TRAINING)
+    assert not cells.views(3)[0].leaving
+    cells.reclaim(0, 90.0)
+    assert (cells.views(3)[0].leaving, cells.views(3)[0].trains) == (True, False)
