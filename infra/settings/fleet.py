@@ -78,6 +78,8 @@ class Fleet(Message):
             raise ValueError(f"bounds.min_rollout_cells: leaves none of {len(self.cells)} cells to train")
         if self.bounds.min_training_cells > sum(cell.trains for cell in self.cells):
             raise ValueError("bounds.min_training_cells: more than there are cells that train")
+        if self.trainer == "paced" and self.combine == "groups":
+            raise ValueError('combine: a paced trainer takes part in no groups; "reads" is what it can')
         return self
 
 

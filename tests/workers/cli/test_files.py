@@ -108,6 +108,15 @@ def test_a_fleet_field_that_is_nearly_right_is_told(tmp_path, capsys):
         assert f"did you mean `{meant}`?" in capsys.readouterr().err
 
 
+def test_a_paced_trainer_takes_part_in_no_groups(tmp_path, capsys):
+    file = tmp_path / "fleet.toml"
+    file.write_text('trainer = "paced"\ncombine = "groups"')
+    assert run("fleet", "check", str(file)) == 2
+    assert "combine: a paced trainer" in capsys.readouterr().err
+    file.write_text('trainer = "paced"\ncombine = "reads"')
+    assert run("fleet", "check", str(file)) == 0
+
+
 def test_every_wrong_field_is_named_at_once(burst_file, capsys):
     burst_file.write_text(json.dumps(json.loads(burst_file.read_text()) | {"steps": 0, "seed": -1}))
     run("burst", "check", str(burst_file))

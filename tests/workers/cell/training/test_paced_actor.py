@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from infra.actor.wire import ROUTES
 from infra.checkpoints import CheckpointStore
 from infra.settings.fleet import PacedTrainer
 from infra.weights.checksum import weights_checksum
@@ -15,12 +16,16 @@ from infra.weights.folder import folder_checksum, load_weights
 from infra.weights.plain import arrays_checksum, load_arrays
 from tests.workers.cell.training.material import pack, sampled
 from tests.workers.cell.training.rig import BOOT, Rig, endpoint
+from workers.cell.training.loss import micro_step_loss
+from workers.cell.training.model import PolicyModel
 from workers.cell.training.paced import PacedActor
-from workers.cell.training.paced.actor import seconds_of
+from workers.cell.training.paced.actor import metrics_of, seconds_of
 from workers.cell.training.paced.gradient import drawn
 from workers.cell.training.settings import ActorSettings
+from workers.cell.training.stream import target_logits
 from workflows.messages import training as m
-from workflows.messages.errors import Fenced, StillHeld
+from workflows.messages.errors import Fenced, InvalidSpec, StillHeld
+from workflows.messages.loss import LossSettings
 
 
 class PacedRig(Rig):
@@ -62,6 +67,32 @@ def test_micro_step_takes_its_time(rig: PacedRig) -> None:
     assert time.monotonic() - began >= 20 / 400
     assert reply.metrics.tokens == 15
     assert reply.metrics.computed_tokens == 20
+
+
+def test_tokens_are_counted_like_the_real_ones(rig: PacedRig, model: PolicyModel) -> None:
+    """Everything that the payload alone decides."""
+    step = pack([sampled("a", 1.0, 5, 15), sampled("b", -1.0, 3, 4)])
+    real = micro_step_loss(target_logits(model, step), step, LossSettings()).metrics
+    for name in ("tokens", "computed_tokens", "path_tokens", "versions"):
+        assert getattr(metrics_of(step), name) == getattr(real, name), name
+    assert real.path_tokens
+    assert real.versions
+
+
+def test_it_has_the_whole_protocol_and_refuses_groups(rig: PacedRig) -> None:
+    assert all(callable(getattr(rig.core, name, None)) for name in ROUTES)
+    rig.batch()
+    group = m.CombineGroup(members=((0, 1), (1, 1)), meeting="127.0.0.1:1/0")
+    with pytest.raises(InvalidSpec, match="no groups"):
+        rig.core.contribute(m.Contribute(batch="b", group=group, **BOOT))
+
+
+def test_a_batch_without_any_weight_makes_no_update(rig: PacedRig) -> None:
+    before = rig.core.status().checksum
+    rig.open(rig.core)
+    rig.run(rig.core, [sampled("a", 0.0, 5, 15)])
+    reply = rig.core.combine(rig.combine_request([rig.seal(rig.core)], valid=1))
+    assert (reply.stepped, reply.version, reply.checksum, reply.checkpoint) == (False, 0, before, None)
 
 
 def test_a_batch_over_two_cells_becomes_a_durable_update(rig: PacedRig) -> None:

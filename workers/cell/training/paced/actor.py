@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
+
 from infra.checkpoints import CheckpointMeta, CheckpointStore
 from infra.checkpoints.ledger import ledger_of
 from infra.micro_steps import PackedMicroStep, decode
@@ -21,12 +23,12 @@ from infra.settings.fleet import PacedTrainer
 from infra.transfer import TransferEndpoint
 from workers.cell.training.accumulator import Accumulator, Entry
 from workers.cell.training.compute import OneByOne
-from workers.cell.training.paced.gradient import GradientSum, combined
+from workers.cell.training.paced.gradient import Combined, GradientSum, combined
 from workers.cell.training.paced.weights import PacedWeights
 from workers.cell.training.participants import check_participants
 from workers.cell.training.settings import ActorSettings
 from workflows.messages import training as m
-from workflows.messages.errors import Fenced, InvalidInput, StillHeld, VersionMismatch
+from workflows.messages.errors import Fenced, InvalidInput, InvalidSpec, StillHeld, VersionMismatch
 
 
 @dataclass(frozen=True)
@@ -145,7 +147,8 @@ class PacedActor(OneByOne):
         packed = decode(self._objects.get(payload))
         if (packed.header.batch, packed.header.index) != (step.batch, step.index):
             raise InvalidInput(f"holds micro-step {packed.header.index} of {packed.header.batch}", field="payload")
-        self._buffer().add(payload.sha256)
+        if packed.weights.any():
+            self._buffer().add(payload.sha256)
         _rest(started + seconds_of(packed, self._pace))
         entry = Entry(request.attempt, payload.sha256, metrics_of(packed), time.monotonic() - started)
         self._books.add(step.index, entry)
@@ -166,6 +169,10 @@ class PacedActor(OneByOne):
             metrics=self._books.metrics,
             manifest=manifest,
         )
+
+    def contribute(self, request: m.Contribute) -> m.BatchReply:
+        """Raises InvalidSpec: sums are read one-sided here."""
+        raise InvalidSpec("a paced trainer takes part in no groups; its sum is read", field="combine")
 
     def combine(self, request: m.Combine) -> m.CombineReply:
         """Core only. Asked again for the batch just applied, it answers as before; a retry never steps twice."""
@@ -221,17 +228,10 @@ class PacedActor(OneByOne):
         started = time.monotonic()
         count = len(request.own) + sum(len(other.accumulated) for other in request.participants)
         if self._stepped is None:
-            if not count or not request.valid_executions:
+            gradient = self._combined(request) if count and request.valid_executions else None
+            if gradient is None:
                 held = self._weights.state.require(version)
                 return _reply(request, count, started, version=version, checksum=held.checksum)
-            gradient = combined(
-                self._buffer().flat,
-                request.participants,
-                self._endpoint,
-                valid_executions=request.valid_executions,
-                max_norm=request.max_grad_norm,
-                timeout_seconds=request.timeout_seconds,
-            )
             checksum = self._weights.step(gradient.flat, request.learning_rate)
             self._stepped = _Stepped(checksum, gradient.norm, gradient.checksum)
         done = self._stepped
@@ -249,6 +249,16 @@ class PacedActor(OneByOne):
         _rest(started + self._pace.update_seconds)
         return _reply(
             request, count, started, version=version + 1, checksum=done.checksum, done=done, checkpoint=checkpoint
+        )
+
+    def _combined(self, request: m.Combine) -> Combined | None:
+        return combined(
+            self._buffer().flat,
+            request.participants,
+            self._endpoint,
+            valid_executions=request.valid_executions,
+            max_norm=request.max_grad_norm,
+            timeout_seconds=request.timeout_seconds,
         )
 
     def _commit_update(self, request: m.Commit) -> None:
@@ -322,13 +332,16 @@ def seconds_of(packed: PackedMicroStep, pace: PacedTrainer) -> float:
 
 def metrics_of(packed: PackedMicroStep) -> m.TokenMetrics:
     """Sums over the targets with a ratio of 1 everywhere: nothing is computed, so nothing can differ."""
-    targets = int(packed.targets.sum())
+    targets = packed.target_tokens
+    versions, counts = np.unique(packed.versions[packed.targets], return_counts=True)
     return m.TokenMetrics(
         tokens=targets,
         loss_sum=-float(packed.weights.sum()),
         ratio_sum=float(targets),
         ratio_max=1.0 if targets else 0.0,
-        computed_tokens=len(packed.ids),
+        versions=dict(zip(versions.tolist(), counts.tolist(), strict=True)),
+        computed_tokens=packed.tokens,
+        path_tokens=packed.path_tokens,
     )
 
 

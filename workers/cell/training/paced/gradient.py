@@ -65,13 +65,18 @@ def combined(
     valid_executions: int,
     max_norm: float,
     timeout_seconds: float,
-) -> Combined:
-    """Core first, then satellites by index; divided once, clipped. Raises TransferFailed; Permanent if not finite."""
+) -> Combined | None:
+    """Core first, then satellites by index; divided once, clipped. None if nobody added anything: there is no update.
+
+    Raises TransferFailed; Permanent if not finite.
+    """
     total = own.copy()
     for participant in sorted(participants, key=lambda one: one.cell):
         into = np.empty_like(own)
         endpoint.read(participant.manifest, {BUFFER_NAME: into}, timeout_seconds=timeout_seconds)
         total += into
+    if not total.any():
+        return None
     total /= valid_executions
     norm = float(np.linalg.norm(total.astype(np.float64)))
     if not math.isfinite(norm):
