@@ -38,7 +38,8 @@ _EVALUATOR = "evaluator.txt"
 
 
 class EvaluationActivities:
-    """Runs in the harness host. `workspaces`: the folder of all executions; `hidden`: what nothing graded may read."""
+    """Runs in the harness host. `workspaces`: the folder of all executions; `hidden`: what nothing graded may read;
+    `may_use_network`: whether tests of a task that asks for it share the machine's network."""
 
     def __init__(
         self,
@@ -49,9 +50,11 @@ class EvaluationActivities:
         gate: Gate | None = None,
         isolation: Isolation = OPEN,
         hidden: tuple[Path, ...] = (),
+        may_use_network: bool = False,
     ) -> None:
         self._gate = gate or Gate()
         self._isolation, self._hidden = isolation, (*hidden, workspaces)
+        self._may_use_network = may_use_network
         self._records, self._workspaces, self._runners, self._load = records, workspaces, runners, load
 
     @activity.defn(name="evaluate_workspace")
@@ -107,7 +110,7 @@ class EvaluationActivities:
                 temporary=grading / "tmp",
                 hidden=(*self._hidden, task.folder),
                 readable=(grading / "tests",),
-                shared_network=task.internet,
+                shared_network=task.internet and self._may_use_network,
             )
             self._runners.start(grading, grading_job(spec, folder, grading, task, walls))
         try:

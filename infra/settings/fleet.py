@@ -57,6 +57,11 @@ class Fleet(Message):
     isolate_gradings: bool = Field(
         default=True, description="false: a task's tests run outside the walls, to install packages on this machine"
     )
+    gradings_may_use_network: bool = Field(
+        default=False,
+        description="true: tests of a task with allow_internet share this machine's network, its loopback too; "
+        "false: a burst with such a task is refused",
+    )
     task_sets: dict[str, str] = {"demo": "var/demo/tasks"}
     training_threads: int = Field(default=1, ge=1, description="of each training process: a stage is one")
     combine: Literal["reads", "groups"] = Field(

@@ -13,14 +13,19 @@ from workflows.messages.tasks import SelectTasks
 
 
 @pytest.fixture
-def select(tmp_path: Path, environment):
+def fleet_fields() -> dict[str, object]:
+    return {}
+
+
+@pytest.fixture
+def select(tmp_path: Path, environment, fleet_fields):
     for split, count in (("train", 20), ("heldout", 5)):
         for index in range(count):
             folder = tmp_path / "sets/small" / split / f"{index:02d}"
             folder.mkdir(parents=True)
             (folder / "task.toml").write_text("")
     manifest = RunManifest(
-        fleet=Fleet(task_sets={"small": "sets/small"}),
+        fleet=Fleet.model_validate({"task_sets": {"small": "sets/small"}} | fleet_fields),
         root=str(tmp_path),
         run_dir=str(tmp_path / "run"),
         temporal_address="127.0.0.1:1",
@@ -94,3 +99,24 @@ async def test_a_harness_that_can_never_run_is_refused_before_anything_is_dispat
 async def test_a_harness_that_can_run_is_not_in_the_way(select):
     names, _ = await select(0, 2, harness=HarnessChoice(name="command", settings={"command": "true"}))
     assert len(names) == 2
+
+
+def ask_for_network(task: Path) -> None:
+    for name in ("environment", "tests"):
+        (task / name).mkdir()
+    (task / "tests/test.sh").write_text("")
+    (task / "instruction.md").write_text("Do it.")
+    (task / "task.toml").write_text("[environment]\nallow_internet = true\n")
+
+
+async def test_a_task_whose_tests_want_the_network_is_refused_by_name(select, tmp_path):
+    ask_for_network(tmp_path / "sets/small/heldout/02")
+    assert (await select(0, 2, purpose=Purpose.EVALUATE, split="heldout"))[0] == ["00", "01"]
+    with pytest.raises(InvalidSpec, match=r"^tasks: the tests of 02 .*gradings_may_use_network"):
+        await select(0, 3, purpose=Purpose.EVALUATE, split="heldout")
+
+
+@pytest.mark.parametrize("fleet_fields", [{"gradings_may_use_network": True}])
+async def test_unless_the_fleet_lets_it(select, tmp_path):
+    ask_for_network(tmp_path / "sets/small/heldout/02")
+    assert len((await select(0, 3, purpose=Purpose.EVALUATE, split="heldout"))[0]) == 3

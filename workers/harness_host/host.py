@@ -66,7 +66,13 @@ async def serve(run_dir: Path) -> None:
         harness = HarnessActivities(host, slots.harness)
         walls = isolation if fleet.isolate_gradings else OPEN
         evaluation = EvaluationActivities(
-            host.records, host.workspaces, host.runners, gate=slots.evaluator, isolation=walls, hidden=host.hidden
+            host.records,
+            host.workspaces,
+            host.runners,
+            gate=slots.evaluator,
+            isolation=walls,
+            hidden=host.hidden,
+            may_use_network=fleet.gradings_may_use_network,
         )
         processing = ProcessingActivities(engine, ObjectStore(manifest.object_store_url), proxy)
         epoch = next_boot(engine, "harness-host")
