@@ -21,7 +21,8 @@ from workflows.messages.execution import EndReason
 
 SETTINGS_FILE = Path(__file__).with_suffix(".yaml")
 CLIENT_FOLDER = Path(__file__).with_name("mini_swe_agent_client")
-_TRAJECTORY, _LARGEST_TRAJECTORY = "trajectory.json", 256 << 20
+_TRAJECTORY, _LARGEST_TRAJECTORY = "trajectory.json", 32 << 20
+"""Bytes; parsed in the host, where JSON takes several times its size. A larger one cannot be read."""
 _EXECUTION = "execution.yaml"
 _ENDS = {
     "Submitted": EndReason.SUBMITTED,

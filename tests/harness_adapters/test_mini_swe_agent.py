@@ -129,6 +129,14 @@ def test_a_run_that_left_no_trajectory_is_a_crash(context, text):
     assert "-9" in outcome.detail
 
 
+def test_a_trajectory_too_large_for_the_host_is_a_crash(context):
+    trajectory(context, "Submitted")
+    file = context.home / "trajectory.json"
+    file.write_text(file.read_text() + " " * (32 << 20))  # valid JSON all the same
+    outcome = MiniSweAgent().outcome(context, 0)
+    assert (outcome.end, outcome.model_calls) == (EndReason.CRASHED, None)
+
+
 def test_every_call_is_a_main_call():
     assert MiniSweAgent().role_of({}, {}) is CallRole.MAIN
 
