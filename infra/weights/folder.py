@@ -92,12 +92,17 @@ def export_folder(
 ) -> None:
     """Write a model folder with `save` and rename it to `target` in one step; an older one is replaced.
 
-    A reader sees the old folder, none for an instant, or the new one, never a half-written one.
+    A reader sees the old folder, none for an instant, or the new one, never a half-written one. At its peak that takes
+    the room of two versions; a save that fails leaves only the old one.
     """
     draft = target.with_name(f".{target.name}.{os.getpid()}")
     shutil.rmtree(draft, ignore_errors=True)
-    draft.mkdir(parents=True)
-    save(draft, tensors, companions_from)
-    if target.exists():
-        shutil.rmtree(target)
-    os.rename(draft, target)
+    try:
+        draft.mkdir(parents=True)
+        save(draft, tensors, companions_from)
+        if target.exists():
+            shutil.rmtree(target)
+        os.rename(draft, target)
+    except BaseException:
+        shutil.rmtree(draft, ignore_errors=True)
+        raise

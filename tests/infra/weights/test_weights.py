@@ -91,6 +91,24 @@ def test_export_replaces_a_folder_whole(folder: Path, tmp_path: Path) -> None:
     assert folder_checksum(target) == weights_checksum({name: tensor + 1 for name, tensor in weights.items()})
 
 
+@pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
+def test_an_export_that_fails_leaves_the_old_folder_and_no_draft(
+    folder: Path, tmp_path: Path, error: type[BaseException]
+) -> None:
+    """It lies in memory: a draft nobody removes would be missing there."""
+    target, weights = tmp_path / "published" / "v1", load_weights(folder)
+    export_folder(target, weights, folder)
+
+    def full(draft: Path, *_: object) -> None:
+        (draft / "model.safetensors").write_bytes(b"half")
+        raise error("no space left")
+
+    with pytest.raises(error):
+        export_folder(target, weights, folder, full)
+    assert [path.name for path in target.parent.iterdir()] == ["v1"]
+    assert folder_checksum(target) == weights_checksum(weights)
+
+
 def test_a_flat_buffer_is_seen_through_views() -> None:
     layout = FlatLayout.of({"b": (2, 2), "a": (3,)})
     flat = torch.arange(7, dtype=torch.float32)
