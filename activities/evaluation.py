@@ -19,6 +19,7 @@ from temporalio import activity
 from activities.heartbeats import Heartbeat
 from activities.rewards import read_reward
 from activities.slots import Gate
+from infra.plain_files import read_plain
 from infra.processes.capture import plain_text
 from infra.processes.isolation import OPEN, Isolation
 from infra.processes.job import Job, Result
@@ -93,8 +94,7 @@ class EvaluationActivities:
                 raise
             detail = f"the grader failed {number} times, at last: {text}"
             return Evaluation(outcome=Outcome.EVALUATOR_FAILED, detail=detail)
-        marked = grading / _EVALUATOR
-        evaluator = marked.read_text() if marked.exists() else ""
+        evaluator = await asyncio.to_thread(marked_evaluator, grading)
         return Evaluation(outcome=Outcome.SCORED, reward=reward, evaluator=evaluator)
 
     async def _grade(self, spec: ExecutionSpec, folder: ExecutionFolder, grading: Path) -> float:
@@ -135,6 +135,14 @@ def verdict(result: Result, logs: Path) -> float:
     if result.exit_code is not None and result.exit_code < 0:
         raise EvaluatorFailure(f"the tests were killed by signal {-result.exit_code}")
     return read_reward(logs)
+
+
+def marked_evaluator(grading: Path) -> str:
+    """The sha256 of the tests of a grading; empty if it is not there, or no longer as it was written."""
+    try:
+        return read_plain(grading / _EVALUATOR, 200).decode("ascii", "replace")
+    except OSError:
+        return ""
 
 
 def lay_out(folder: ExecutionFolder, grading: Path, task: Task) -> None:

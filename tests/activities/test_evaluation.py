@@ -1,6 +1,7 @@
 """Cases 45, 47, 51 and 60: what a grading can end in, with real graders."""
 
 import asyncio
+import os
 import shlex
 import signal
 import time
@@ -10,7 +11,7 @@ import pytest
 from temporalio.activity import ActivityCancellationDetails
 
 from activities.endings import harness_run
-from activities.evaluation import EvaluationActivities
+from activities.evaluation import EvaluationActivities, marked_evaluator
 from harness_adapters.protocol import HarnessOutcome
 from infra.processes.isolation import isolation_here
 from infra.processes.job import Result
@@ -224,3 +225,22 @@ def test_ends_that_the_host_saw_outrank_the_harness():
     assert harness_run(Result(end="exited"), crashed, model_calls=9, call_limit=9).end is EndReason.CALL_LIMIT
     run = harness_run(Result(end="exited", exit_code=1), crashed, model_calls=8, call_limit=9)
     assert (run.end, run.detail) == (EndReason.CRASHED, "why")
+
+
+@pytest.mark.parametrize("kind", ["missing", "folder", "link", "fifo", "endless"])
+def test_a_mark_that_is_no_mark_any_more_says_nothing(tmp_path, kind):
+    mark = tmp_path / "evaluator.txt"
+    match kind:
+        case "folder":
+            mark.mkdir()
+        case "link":
+            (tmp_path / "other").write_text("elsewhere")
+            mark.symlink_to(tmp_path / "other")
+        case "fifo":
+            os.mkfifo(mark)
+        case "endless":
+            mark.write_text("f" * 10_000)
+    assert marked_evaluator(tmp_path) == ""
+    if kind == "missing":
+        mark.write_text("ab" * 32)
+        assert marked_evaluator(tmp_path) == "ab" * 32
