@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from infra.weights.layout import FlatLayout
+from workers.cell.training.backend import NEIGHBOUR_SECONDS
 from workers.cell.training.parts import EMBEDDING, HEAD
 from workers.cell.training.pipeline.orders import Frames, Op, Order, Report, as_bytes, as_tensor
 from workers.cell.training.pipeline.schedule import Usage
@@ -67,8 +68,8 @@ class Chain:
         return [Usage(one.busy_seconds, one.waiting_seconds, deque(one.passes)) for one in reports]
 
     def answer(self, frames: Frames, op: Op) -> tuple[Report, bytes]:
-        """A stage's next answer, which must be to `op`."""
-        report, data = frames.receive()
+        """A stage's next answer, which must be to `op`. One that hangs is given up after NEIGHBOUR_SECONDS."""
+        report, data = frames.receive(NEIGHBOUR_SECONDS)
         if not isinstance(report, Report) or report.op != op:
             raise ActorUnavailable(f"a stage answered {report!r} to {op}")
         return report, data

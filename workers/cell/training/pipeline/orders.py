@@ -4,10 +4,11 @@ One connection per stage, a frame of JSON and, where an order brings or answers 
 stage never waits for an order to be read: each side has a thread that only reads.
 """
 
+import logging
 import threading
 from collections.abc import Callable
 from multiprocessing.connection import Connection
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Literal
 
 import torch
@@ -17,6 +18,8 @@ from torch import Tensor
 from workflows.messages.base import Message
 from workflows.messages.loss import LossSettings
 from workflows.messages.training import TokenMetrics
+
+log = logging.getLogger(__name__)
 
 Op = Literal["forward", "backward", "look", "weights", "allocate", "free", "zero", "gradient", "usage", "end"]
 
@@ -60,9 +63,19 @@ class Frames:
         self._connection.send_bytes(message.model_dump_json().encode())
         self._connection.send_bytes(data)
 
-    def receive(self) -> tuple[Message, bytes]:
-        """The next message; waits as long as it takes. Raises EOFError if the other side is gone."""
-        received = self._received.get()
+    def receive(self, within_seconds: float | None = None) -> tuple[Message, bytes]:
+        """The next message; None waits as long as it takes.
+
+        Raises EOFError if the other side is gone. One that says nothing within that time counts as gone: `lost` is
+        called, here.
+        """
+        try:
+            received = self._received.get(timeout=within_seconds)
+        except Empty:
+            log.critical("the other side of the connection has said nothing for %s s", within_seconds)
+            self._received.put(None)
+            self._lost()
+            raise EOFError("the other side of the connection does not answer") from None
         if received is None:
             self._received.put(None)
             raise EOFError("the other side of the connection is gone")
@@ -83,7 +96,9 @@ class Frames:
             while True:
                 message = self._kind.model_validate_json(self._connection.recv_bytes())
                 self._received.put((message, self._connection.recv_bytes()))
-        except (EOFError, OSError):
+        except Exception as error:  # a frame that cannot be understood ends the connection as surely as a closed one
+            if not self._closing and not isinstance(error, EOFError | OSError):
+                log.critical("a frame cannot be read", exc_info=error)
             self._received.put(None)
             if not self._closing:
                 self._lost()
