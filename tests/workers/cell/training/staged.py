@@ -46,6 +46,9 @@ class QueueLink:
     def receive_backward(self, tokens: int) -> Tensor | None:
         return self._up.get(timeout=WAIT_SECONDS)
 
+    def settle(self) -> None:
+        """What was sent is a copy."""
+
 
 def pipeline_of_threads(folder: Path, stages: int, dtype: torch.dtype = torch.float32) -> Pipeline:
     """Ends with `close`, or with the process."""

@@ -30,6 +30,10 @@ class Link(Protocol):
 
     def receive_backward(self, tokens: int) -> Tensor | None: ...
 
+    def settle(self) -> None:
+        """With nothing in flight: wait until everything sent has left, and let go of it."""
+        ...
+
 
 class Alone:
     """The Link of an only stage."""
@@ -46,12 +50,15 @@ class Alone:
     def receive_backward(self, tokens: int) -> Tensor | None:
         raise RuntimeError("an only stage has no neighbours")
 
+    def settle(self) -> None:
+        """Nothing is ever sent."""
+
 
 class MegatronLink:
     """Over Megatron's point-to-point communicators, one for each direction.
 
     `_communicate(wait_on_reqs=False)` is private to Megatron-core 0.16; nothing else here knows of it. What was sent is
-    kept until it has left.
+    kept, without the graph behind it, until it has left: `settle`, or as many sends later as a full pipeline makes.
     """
 
     def __init__(self, model: PolicyModel, forward: dist.ProcessGroup, backward: dist.ProcessGroup) -> None:
@@ -60,7 +67,7 @@ class MegatronLink:
         self._dtype, self._device = config.pipeline_dtype, next(model.parameters()).device
         self._down, self._up = P2PCommunicator(forward, config), P2PCommunicator(backward, config)
         self._leaving: deque[tuple[Tensor, list[Any]]] = deque()
-        self._at_most = 8 * forward.size()
+        self._at_most = 3 * forward.size()  # hidden states, verdict and gradient of each micro-step in flight
 
     def send_forward(self, hidden: Tensor) -> None:
         self._send(self._down, hidden, tensor_send_next=hidden)
@@ -82,7 +89,13 @@ class MegatronLink:
     def _send(self, communicator: P2PCommunicator, kept: Tensor, **what: Tensor) -> None:
         sides: dict[str, Any] = {"tensor_send_next": None, "tensor_send_prev": None, "tensor_shape": None} | what
         found: Any = communicator._communicate(**sides, recv_prev=False, recv_next=False, wait_on_reqs=False)
-        self._leaving.append((kept, list(found[2].values())))
-        while len(self._leaving) > self._at_most:
+        self._leaving.append((kept.detach(), list(found[2].values())))
+        self._keep(self._at_most)
+
+    def settle(self) -> None:
+        self._keep(0)
+
+    def _keep(self, at_most: int) -> None:
+        while len(self._leaving) > at_most:
             for request in self._leaving.popleft()[1]:
                 request.wait()

@@ -109,6 +109,11 @@ class StageSchedule:
             self._link.send_backward(passed_on)
         return flight.number, is_good
 
+    def settle(self) -> None:
+        """Let go of what has been sent, if nothing is in flight: only then are the neighbours sure to have it."""
+        if not self._flights:
+            self._link.settle()
+
     @torch.no_grad()
     def look(self, step: StepTensors) -> Tensor | None:
         """Forward only, when nothing is in flight: logits [r, vocab] on the last stage, else None."""

@@ -56,6 +56,7 @@ class Stage:
                 parameter.grad = self._views[name]
 
     def free(self) -> None:
+        self.schedule.settle()
         self._gradient, self._views = None, {}
         for parameter in self._named.values():
             parameter.grad = None
@@ -66,6 +67,7 @@ class Stage:
 
     def gradient(self) -> Tensor:
         """The flat sum. Raises Permanent if something was added elsewhere."""
+        self.schedule.settle()
         for name, parameter in self._named.items():
             if parameter.grad is None or parameter.grad.data_ptr() != self._views[name].data_ptr():
                 raise Permanent(f"the gradient of {name} was added outside the stage's sum")
