@@ -5,10 +5,12 @@ import asyncio
 from temporalio import activity
 
 from activities.cell import Cell
+from activities.training import end_batch
 from infra.engine.release import holding, released
+from infra.records.batches import committed_weights
 from workflows.messages.cell_steps import CellLease
 from workflows.messages.errors import StillHeld
-from workflows.messages.training import BatchPhase, BatchRequest, Release, Resume
+from workflows.messages.training import BatchPhase, Release, Resume
 
 QUIET_SECONDS = 10.0
 RELEASED_SECONDS = 10.0
@@ -76,14 +78,17 @@ class MemoryActivities:
 
     @activity.defn(name="release_training")
     async def release_training(self, request: CellLease) -> None:
-        """Free gradients and temporaries, and see that they are free. A batch that nobody finished is discarded."""
+        """Free gradients and temporaries, and see that they are free.
+
+        A batch that nobody finished is discarded, unless its update is on record: then it is committed.
+        """
         self._cell.fence.check(request.lease)
         fence = {"boot_epoch": self._cell.boot_epoch, "lease_epoch": request.lease}
         status = await self._cell.actor.status()
-        if status.batch is not None:
-            if status.phase is BatchPhase.APPLIED:
-                await self._cell.actor.take_back(BatchRequest(**fence, batch=status.batch))
-            await self._cell.actor.discard(BatchRequest(**fence, batch=status.batch))
+        recorded = None
+        if status.phase is BatchPhase.APPLIED:
+            recorded = await asyncio.to_thread(committed_weights, self._cell.records)
+        await end_batch(self._cell, status, fence, recorded[0] if recorded else None)
         held = await self._cell.actor.release(Release(**fence))
         if held.gradient_bytes:
             raise StillHeld(f"the training actor still holds {held.gradient_bytes} bytes of gradients")

@@ -11,7 +11,7 @@ from temporalio import activity
 from temporalio.client import Client
 
 from activities.cell import Cell
-from activities.weights import ensure_actor_weights
+from activities.weights import ensure_actor_weights, holds
 from infra.records.batches import add_claim, finish_claim
 from infra.update_metrics import figures
 from workflows.messages.batch import (
@@ -28,6 +28,7 @@ from workflows.messages.batch import (
 from workflows.messages.errors import Fenced, GyreError, VersionMismatch
 from workflows.messages.scheduling import Weights
 from workflows.messages.training import (
+    ActorStatus,
     BatchPhase,
     BatchRequest,
     Combine,
@@ -53,15 +54,16 @@ class TrainingActivities:
     async def join_batch(self, request: JoinBatch) -> None:
         """Hold exactly the batch's weights, accumulate for it, then serve its stream. Repeating it changes nothing.
 
-        A sealed batch is opened again with what it has; an update that was applied but never recorded is taken back.
-        Raises VersionMismatch when these weights are nowhere to be had.
+        A sealed batch is opened again with what it has; an update that was applied but never recorded is taken back,
+        one that was recorded stays, although nobody could tell the actor so. Raises VersionMismatch when these weights
+        are nowhere to be had.
         """
         cell, fence = self._cell, await self._fence()
         status = await cell.actor.status()
         if status.batch is not None and status.batch != request.batch:
-            # The Scheduler has one batch open at a time: that one was terminated without a word.
+            # The Scheduler has one batch open at a time: that one is over, and the word of how it ended was lost.
             await cell.stream.close()
-            await cell.actor.discard(BatchRequest(**fence, batch=status.batch))
+            await end_batch(cell, status, fence, request.weights)
         elif status.phase in (BatchPhase.SEALED, BatchPhase.APPLIED):
             # Sealed, too, may hide an update: one in memory that no disk would take.
             await cell.actor.take_back(BatchRequest(**fence, batch=request.batch))
@@ -133,7 +135,7 @@ class TrainingActivities:
         """
         sealed = {account.cell: await self._sealed(account, request.batch) for account in request.participants}
         own = sealed.get(self._cell.index)
-        group = prefix_group(own, sealed)
+        group = prefix_group(own, sealed, current_attempt())
         combine = Combine(
             **await self._fence(),
             batch=request.batch,
@@ -230,9 +232,29 @@ class TrainingActivities:
         return {"boot_epoch": self._cell.boot_epoch, "lease_epoch": status.lease_epoch}
 
 
-def prefix_group(own: SealReply | None, sealed: Mapping[int, SealReply]) -> CombineGroup | None:
-    """The communication group of everybody who sealed, in order of cells; None where gradients are read one-sided."""
-    if own is None or not own.meeting or len(sealed) < 2:
+async def end_batch(cell: Cell, status: ActorStatus, fence: Mapping[str, int], committed: Weights | None) -> None:
+    """End the batch that `status` says the actor holds. An update to `committed`, the weights on record, was recorded:
+    it is committed; whatever else is there never counted."""
+    batch = status.batch
+    if batch is None:
+        return
+    if status.phase is BatchPhase.APPLIED and committed is not None and holds(status, committed):
+        await cell.actor.commit(Commit(**fence, batch=batch))
+    else:
+        await cell.actor.discard(BatchRequest(**fence, batch=batch))
+
+
+def current_attempt() -> int:
+    """Of the activity that runs, from 1; 1 outside of one."""
+    return activity.info().attempt if activity.in_activity() else 1
+
+
+def prefix_group(own: SealReply | None, sealed: Mapping[int, SealReply], attempt: int = 1) -> CombineGroup | None:
+    """The communication group of everybody who sealed, in order of cells; None where gradients are read one-sided.
+
+    So they are on every retry: a core that has applied the update already would never come to the group.
+    """
+    if attempt > 1 or own is None or not own.meeting or len(sealed) < 2:
         return None
     members = tuple((cell, sealed[cell].boot_epoch) for cell in sorted(sealed))
     return CombineGroup(meeting=own.meeting, members=members)

@@ -12,10 +12,11 @@ from pathlib import Path
 from temporalio import activity
 
 from activities.cell import Cell
+from infra.actor import ActorClient
 from infra.checkpoints import CheckpointStore
 from infra.records.batches import checkpoint_of
 from workflows.messages.cell_steps import EngineVerified, LoadWeights
-from workflows.messages.errors import ActorUnavailable, Fenced, TransferFailed, VersionMismatch
+from workflows.messages.errors import ActorUnavailable, Fenced, StillHeld, TransferFailed, VersionMismatch
 from workflows.messages.scheduling import Weights
 from workflows.messages.training import (
     ActorRequest,
@@ -24,9 +25,12 @@ from workflows.messages.training import (
     ExposeSnapshot,
     PullSnapshot,
     ReleaseSnapshot,
+    SnapshotReply,
 )
 
 _log = logging.getLogger(__name__)
+
+SLOT_TRIES, SLOT_PAUSE_SECONDS = 60, 0.5
 
 
 class WeightsActivities:
@@ -120,24 +124,26 @@ class WeightsActivities:
         name = await asyncio.to_thread(checkpoint_of, self._cell.records, weights)
         if not name:
             raise VersionMismatch(f"version {weights.version} is neither at the core nor committed as a checkpoint")
-        found = CheckpointStore(self._cell.checkpoints).find(weights.version, weights.checksum)
+        store = CheckpointStore(self._cell.checkpoints)
+        # It hashes whole checkpoints: minutes for a large model, in which heartbeats must go on.
+        found = await asyncio.to_thread(store.find, weights.version, weights.checksum)
         return found.folder
 
 
 async def ensure_actor_weights(cell: Cell, weights: Weights, lease: int) -> bool:
     """Whether the cell's actor holds `weights` now; a satellite reads them from the core if the core has them."""
     status = await cell.actor.status()
-    if _holds(status, weights):
+    if holds(status, weights):
         return True
     if cell.is_core:
         return False
     core = cell.peer_actor(0)
     try:
         core_status = await core.status()
-        if not _holds(core_status, weights):
+        if not holds(core_status, weights):
             return False
         fence = ActorRequest(boot_epoch=core_status.boot_epoch, lease_epoch=core_status.lease_epoch).model_dump()
-        snapshot = await core.expose_snapshot(ExposeSnapshot(**fence, version=weights.version))
+        snapshot = await _exposed(core, ExposeSnapshot(**fence, version=weights.version))
         try:
             await cell.actor.pull_snapshot(
                 PullSnapshot(
@@ -158,7 +164,18 @@ async def ensure_actor_weights(cell: Cell, weights: Weights, lease: int) -> bool
     return True
 
 
-def _holds(status: ActorStatus, weights: Weights) -> bool:
+async def _exposed(core: ActorClient, request: ExposeSnapshot) -> SnapshotReply:
+    """Waits here, not in the core, for the readers of an older snapshot. Raises StillHeld when they stay."""
+    for _ in range(SLOT_TRIES - 1):
+        try:
+            return await core.expose_snapshot(request)
+        except StillHeld:
+            await asyncio.sleep(SLOT_PAUSE_SECONDS)
+    return await core.expose_snapshot(request)
+
+
+def holds(status: ActorStatus, weights: Weights) -> bool:
+    """Whether the actor that said this of itself holds exactly these weights."""
     return status.version == weights.version and status.checksum == weights.checksum
 
 

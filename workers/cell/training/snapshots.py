@@ -39,12 +39,15 @@ class Snapshots:
         self._lock = threading.Lock()
 
     def expose(self, version: int, checksum: str) -> SnapshotReply:
-        """Pin the weights as they are now, which the caller says are `version`; copied once per checksum."""
+        """Pin the weights as they are now, which the caller says are `version`; copied once per checksum.
+
+        Raises StillHeld, without waiting, while somebody reads the slot that is due: the caller holds the weights.
+        """
         with self._lock:
             if self._published is None:
                 self._published = PublishedBuffers(self._endpoint, self._boot_epoch, pin_seconds=PIN_SECONDS)
             if (self._published.version, self._checksum) != (version, checksum):
-                self._published.publish_filled(version, self._allocate, self._fill)
+                self._published.publish_filled(version, self._allocate, self._fill, timeout_seconds=0.0)
                 self._checksum = checksum
             pin = self._published.pin()
         return SnapshotReply(
