@@ -1,7 +1,8 @@
-"""A boot tells its Cell workflow that it is up, and tells every later one.
+"""A boot tells its Cell workflow that it is up, and notices when that one is replaced by another.
 
-The workflow may not exist yet when the run begins. It may be a new one while this boot goes on: its index was reclaimed
-and offered again between two looks of the supervisor, or the workflow was started anew by hand.
+The workflow may not exist yet when the run begins. Another one takes its place when the cell's index is reclaimed and
+offered again between two looks of the supervisor. What this boot holds is then as the first one left it, released or
+half released: the other one is to get a boot of its own.
 """
 
 import asyncio
@@ -28,19 +29,21 @@ async def announce(
     first_pause_seconds: float = FIRST_PAUSE_SECONDS,
     look_seconds: float = LOOK_SECONDS,
 ) -> None:
-    """Tell the Cell workflow of `up`, and any that takes its place, until cancelled.
+    """Tell the Cell workflow of `up`; return when another one, not its continuation, has taken its place.
 
-    Looking adds nothing to a workflow's history. Telling one twice (it has continued as new) changes nothing: a boot
-    that is known is ignored. What Temporal refuses is tried again at the next look, and logged when it changes.
+    Looking adds nothing to the workflow's history. What Temporal refuses is tried again at the next look, and logged
+    when it changes.
     """
     handle = client.get_workflow_handle(ids.cell_workflow_id(run, up.cell))
     told, refused = "", None
     while True:
         try:
-            current = (await handle.describe()).run_id
-            if current != told:
+            life = (await handle.describe()).raw_info.first_run_id or handle.id  # an old server does not say
+            if told and life != told:
+                return
+            if not told:
                 await handle.signal("worker_up", up)
-                told = current
+                told = life
             refused = None
         except RPCError as error:
             if error.status not in _QUIET and error.status is not refused:

@@ -49,11 +49,11 @@ ACTOR_SECONDS = 1800.0
 
 
 class CellLost(GyreError):
-    """The engine or the actor of this boot has died: the boot is over."""
+    """The engine or the actor of this boot has died, or its cell was offered anew: the boot is over."""
 
 
 async def serve(run_dir: Path, index: int) -> None:
-    """Serve one boot of cell `index` until TERM, INT or the death of its engine or actor (CellLost)."""
+    """Serve one boot of cell `index` until TERM, INT or the end of the boot (CellLost)."""
     manifest = load_run(run_dir)
     spec = manifest.fleet.cells[index]
     records = open_database(manifest.database_url)
@@ -79,10 +79,11 @@ async def serve(run_dir: Path, index: int) -> None:
         announced = asyncio.create_task(announce(client, cell.run, _up(manifest, cell)))
         held.callback(announced.cancel)
         _log.info("cell %d, boot %d, is up", index, epoch)
-        await _first(stop, *deaths)
+        await _first(stop, *deaths, announced)
         if not stop.is_set():
             await _say_lost(manifest, cell)
-            raise CellLost(f"cell {index}, boot {epoch}: engine alive {server.alive}, actor alive {actor.is_alive}")
+            state = f"engine alive {server.alive}, actor alive {actor.is_alive}, offered anew {announced.done()}"
+            raise CellLost(f"cell {index}, boot {epoch}: {state}")
 
 
 async def _first(stop: asyncio.Event, *tasks: asyncio.Task) -> None:

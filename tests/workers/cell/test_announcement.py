@@ -1,4 +1,4 @@
-"""A boot is announced to every Cell workflow of its index, on a real Temporal server."""
+"""A boot is announced to the Cell workflow of its index, and to no other one, on a real Temporal server."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -21,9 +21,10 @@ TURNS = 600
 class HeardOfBoots:
     """What a Cell workflow hears, and nothing else."""
 
-    def __init__(self) -> None:
-        self.heard: list[int] = []
-        self.over = False
+    @workflow.init
+    def __init__(self, heard: list[int]) -> None:
+        self.heard = heard
+        self.over = self.rolls = False
 
     @workflow.signal
     def worker_up(self, boot: CellWorkerUp) -> None:
@@ -33,9 +34,15 @@ class HeardOfBoots:
     def retire(self) -> None:
         self.over = True
 
+    @workflow.signal
+    def roll_over(self) -> None:
+        self.rolls = True
+
     @workflow.run
-    async def run(self) -> list[int]:
-        await workflow.wait_condition(lambda: self.over)
+    async def run(self, heard: list[int]) -> list[int]:
+        await workflow.wait_condition(lambda: self.over or self.rolls)
+        if self.rolls:
+            workflow.continue_as_new(self.heard)
         return self.heard
 
 
@@ -55,7 +62,9 @@ async def client(address: str) -> AsyncIterator[Client]:
 
 
 async def begin(client: Client, run: str) -> WorkflowHandle:
-    return await client.start_workflow(HeardOfBoots.run, id=cell_workflow_id(run, UP.cell), task_queue="cells")
+    name = cell_workflow_id(run, UP.cell)
+    await client.start_workflow(HeardOfBoots.run, [], id=name, task_queue="cells")
+    return client.get_workflow_handle(name, result_type=list[int])
 
 
 async def signals(handle: WorkflowHandle) -> int:
@@ -71,17 +80,21 @@ async def until_told(handle: WorkflowHandle) -> None:
     raise TimeoutError("the boot was not announced")
 
 
-async def test_every_workflow_of_the_cell_hears_of_the_boot_and_hears_it_once(client: Client) -> None:
-    """Offered, reclaimed and offered again while the same boot goes on."""
+async def test_a_boot_is_told_once_and_ends_when_its_cell_is_offered_anew(client: Client) -> None:
+    """The workflow continues as new: nothing happens. Another one takes its place: it does not hear of this boot."""
     telling = asyncio.create_task(announce(client, "again", UP, first_pause_seconds=0.02, look_seconds=0.02))
     try:
-        for _ in range(2):
-            handle = await begin(client, "again")
-            await until_told(handle)
-            await asyncio.sleep(0.2)  # ten more looks
-            await handle.signal("retire")
-            assert await handle.result() == [UP.boot_epoch]
+        handle = await begin(client, "again")
+        await until_told(handle)
+        await handle.signal("roll_over")
+        await asyncio.sleep(0.3)  # some looks
         assert not telling.done()
+        await handle.signal("retire")
+        assert await handle.result() == [UP.boot_epoch]
+        other = await begin(client, "again")
+        await asyncio.wait_for(telling, 30)
+        await other.signal("retire")
+        assert await other.result() == []
     finally:
         telling.cancel()
         await asyncio.gather(telling, return_exceptions=True)
