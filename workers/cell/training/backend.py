@@ -5,6 +5,10 @@ group of its own; stages of a pipeline talk over two groups of their own, one fo
 everything is made over an in-process store, so there is no port.
 """
 
+import contextlib
+import os
+import socket
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -15,6 +19,7 @@ from torch.distributed import HashStore, TCPStore  # pyright: ignore[reportPriva
 
 _GROUPS = ("tp", "cp", "pp", "embd", "pos_embd", "dp", "dp_cp", "ep", "tp_cp", "mp")
 _EXPERT_GROUPS = ("expt_tp", "tp_ep", "tp_ep_pp", "expt_dp", "tp_dp_cp")
+_INTERFACE = "GLOO_SOCKET_IFNAME"
 _alone: list[dist.ProcessGroup] = []
 """The group of this process alone, once it has joined others."""
 
@@ -50,8 +55,30 @@ class StageGroups:
 
 def host_store(stages: int, timeout_seconds: float) -> TCPStore:
     """The meeting point of a cell's stages, on a free port of this host's loopback."""
-    timeout = timedelta(seconds=timeout_seconds)
-    return TCPStore("127.0.0.1", 0, stages, is_master=True, timeout=timeout, wait_for_workers=False)
+    listening = socket.create_server(("127.0.0.1", 0))  # a store that opens its own listens on every address
+    port = listening.getsockname()[1]
+    return TCPStore(
+        "127.0.0.1",
+        port,
+        stages,
+        is_master=True,
+        timeout=timedelta(seconds=timeout_seconds),
+        wait_for_workers=False,
+        master_listen_fd=listening.detach(),
+    )
+
+
+@contextlib.contextmanager
+def on_loopback() -> Iterator[None]:
+    """Gloo groups made meanwhile listen on loopback alone, whatever interface this process uses for others."""
+    kept = os.environ.get(_INTERFACE)
+    os.environ[_INTERFACE] = "lo"
+    try:
+        yield
+    finally:
+        del os.environ[_INTERFACE]
+        if kept is not None:
+            os.environ[_INTERFACE] = kept
 
 
 def join_stages(port: int, stage: int, stages: int, *, store: TCPStore | None = None) -> StageGroups:
@@ -62,11 +89,12 @@ def join_stages(port: int, stage: int, stages: int, *, store: TCPStore | None = 
         torch.cuda.set_device(stage % torch.cuda.device_count())
     store = store or TCPStore("127.0.0.1", port, stages, is_master=False, timeout=timedelta(seconds=300))
     timeout = timedelta(seconds=NEIGHBOUR_SECONDS)
-    dist.init_process_group(_backend(), store=store, rank=stage, world_size=stages, timeout=timeout)
-    groups = [dist.new_group([one]) for one in range(stages)]  # every process makes every group, in the same order
-    _alone.append(groups[stage])  # pyright: ignore[reportArgumentType]
-    everyone = list(range(stages))
-    return StageGroups(dist.new_group(everyone), dist.new_group(everyone))  # pyright: ignore[reportArgumentType]
+    with on_loopback():
+        dist.init_process_group(_backend(), store=store, rank=stage, world_size=stages, timeout=timeout)
+        groups = [dist.new_group([one]) for one in range(stages)]  # every process makes every group, in the same order
+        _alone.append(groups[stage])  # pyright: ignore[reportArgumentType]
+        everyone = list(range(stages))
+        return StageGroups(dist.new_group(everyone), dist.new_group(everyone))  # pyright: ignore[reportArgumentType]
 
 
 def install_shims() -> None:

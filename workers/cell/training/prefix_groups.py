@@ -39,7 +39,10 @@ class PrefixGroups:
 
     @property
     def meeting(self) -> str:
-        """``host:port/generation``: where members of the core's groups meet. The core's; made when first asked for."""
+        """``host:port/generation``: where members of the core's groups meet. The core's; made when first asked for.
+
+        It listens on all addresses without authentication, as the transfer engine does: private networks only.
+        """
         if self._store is None:
             self._store = TCPStore(self._host, 0, None, is_master=True, wait_for_workers=False)
         return f"{self._host}:{self._store.port}/{self._generation}"
