@@ -14,7 +14,8 @@ from workflows.messages.control import PipelineSample, SlotsInUse
 from workflows.messages.execution import ExecutionClosed
 from workflows.messages.fleet import CellRole, MoveCost
 from workflows.messages.transition import Direction
-from workflows.policy.component import CELLS, SLOTS, Component, ComponentView, Measurement, Strategy
+from workflows.policy.component import Component, ComponentView, Measurement
+from workflows.policy.pipeline import busy_slots, component_views
 from workflows.policy.state import CellView
 
 FORGET = 0.8
@@ -25,8 +26,6 @@ GUESS_SECONDS: Mapping[Direction, float] = {
     Direction.RETIRE: 10.0,
 }
 """What a role change is taken to cost before one was measured."""
-SLOT_SECONDS = 1.0
-"""What a processor slot takes to be given to the other side: its work in hand is finished first."""
 
 
 class Done(Message):
@@ -177,46 +176,21 @@ class Telemetry(Message):
         capacity = sum(cell.slots for cell in serving)
         load = min(1.0, running / capacity) if capacity else 0.0
         busy = self.sample.training if self.sample is not None else {}
-        peak, executions = float(max(self.peak, self.previous_peak, 1)), groups * executions_per_group
-        back = self.migration_seconds(Direction.TO_ROLLOUT) / 2
-        forth = self.migration_seconds(Direction.TO_TRAINING) / 2
-        slots = sum(cell.slots for cell in cells) / max(1, len(cells))
         # A cell of which nothing is known yet counts as busy: idleness has to be seen.
-        loads = [busy.get(cell, 1.0) for cell in training]
-        views = [
-            self._view(
-                Component.ROLLOUT, CELLS, [load] * len(serving), slots, peak, executions, Strategy.SUSPEND, back
-            ),
-            self._view(Component.TRAINING, CELLS, loads, 1.0, float(groups), groups, Strategy.SUSPEND, forth),
-        ]
+        loads = {
+            Component.ROLLOUT: [load] * len(serving),
+            Component.TRAINING: [busy.get(cell, 1.0) for cell in training],
+        }
         if harness_slots and evaluator_slots and self.in_use is not None:
-            for name, slots_now, at_work in (
-                (Component.HARNESS, harness_slots, self.in_use.harness),
-                (Component.EVALUATOR, evaluator_slots, self.in_use.evaluator),
-            ):
-                shares = [1.0] * min(at_work, slots_now) + [0.0] * max(0, slots_now - at_work)
-                views.append(self._view(name, SLOTS, shares, 1.0, peak, executions, Strategy.RESIZE, SLOT_SECONDS))
-        return tuple(views)
-
-    def _view(
-        self,
-        name: Component,
-        resource: str,
-        loads: list[float],
-        slots_per_unit: float,
-        peak: float,
-        items: float,
-        strategy: Strategy,
-        seconds: float,
-    ) -> ComponentView:
-        return ComponentView(
-            name=name,
-            resource=resource,
-            units=len(loads),
-            slots_per_unit=max(slots_per_unit, 1e-9),
-            peak_items=peak,
-            items_per_iteration=items,
-            utilisations=tuple(loads),
-            recent=self.windows.get(name, ()),
-            strategies={strategy: seconds},
+            loads[Component.HARNESS] = busy_slots(self.in_use.harness, harness_slots)
+            loads[Component.EVALUATOR] = busy_slots(self.in_use.evaluator, evaluator_slots)
+        return component_views(
+            loads,
+            self.windows,
+            slots_per_cell=sum(cell.slots for cell in cells) / max(1, len(cells)),
+            peak=max(self.peak, self.previous_peak),
+            groups=groups,
+            executions_per_group=executions_per_group,
+            to_rollout_seconds=self.migration_seconds(Direction.TO_ROLLOUT),
+            to_training_seconds=self.migration_seconds(Direction.TO_TRAINING),
         )

@@ -8,18 +8,11 @@ import numpy as np
 
 from infra.simulator.scenario import Phase, Scenario
 from workflows.messages.fleet import CellRole
-from workflows.policy.component import CELLS, SLOTS, Component, ComponentView, Measurement, Strategy
+from workflows.policy.component import Component, ComponentView, Measurement
+from workflows.policy.pipeline import busy_slots, component_views
 
 if TYPE_CHECKING:
     from infra.simulator.run import Simulation
-
-SLOT_SECONDS = 1.0
-"""What a processor slot takes to stop or to start."""
-
-
-def busy_slots(busy: int, slots: int) -> list[float]:
-    """The load of each slot: the first `busy` ones are at work."""
-    return [1.0] * min(busy, slots) + [0.0] * max(0, slots - busy)
 
 
 class Gauge:
@@ -72,46 +65,22 @@ class Gauge:
         """The components now, with the windows not yet taken; processor slots where both kinds are limited."""
         told, moves = self._scenario, self._scenario.transitions
         engines = [cell.engine for cell in simulation.cells if cell.role is CellRole.ROLLOUT]
-        serving = [engine.count / engine.slots for engine in engines]
-        training = [float(busy) for busy in simulation.trainer.cells.values()]
-        slots = told.engines.slots / len(simulation.cells)
-        groups = told.groups_per_step
-        executions = groups * told.executions_per_group
-        peak = float(max(self._peak, self._previous_peak, 1))
-        back, forth = moves.to_rollout_seconds / 2, moves.to_training_seconds / 2
-        views = [
-            self._view(Component.ROLLOUT, CELLS, serving, slots, peak, executions, back),
-            self._view(Component.TRAINING, CELLS, training, 1.0, groups, groups, forth),
-        ]
+        loads = {
+            Component.ROLLOUT: [engine.count / engine.slots for engine in engines],
+            Component.TRAINING: [float(busy) for busy in simulation.trainer.cells.values()],
+        }
         if told.engines.harness_slots and told.engines.evaluator_slots:
-            harness = busy_slots(simulation.in_harness, simulation.harness_slots)
-            evaluator = busy_slots(len(simulation.scoring), simulation.evaluator_slots)
-            views += [
-                self._view(Component.HARNESS, SLOTS, harness, 1.0, peak, executions, SLOT_SECONDS),
-                self._view(Component.EVALUATOR, SLOTS, evaluator, 1.0, peak, executions, SLOT_SECONDS),
-            ]
-        return tuple(views)
-
-    def _view(
-        self,
-        name: Component,
-        resource: str,
-        loads: list[float],
-        slots_per_unit: float,
-        peak: float,
-        items: float,
-        move_seconds: float,
-    ) -> ComponentView:
-        return ComponentView(
-            name=name,
-            resource=resource,
-            units=len(loads),
-            slots_per_unit=slots_per_unit,
-            peak_items=peak,
-            items_per_iteration=items,
-            utilisations=tuple(min(1.0, self._noisy(load)) for load in loads),
-            recent=tuple(self._windows[name]),
-            strategies={Strategy.SUSPEND: move_seconds},
+            loads[Component.HARNESS] = busy_slots(simulation.in_harness, simulation.harness_slots)
+            loads[Component.EVALUATOR] = busy_slots(len(simulation.scoring), simulation.evaluator_slots)
+        return component_views(
+            {name: [min(1.0, self._noisy(load)) for load in units] for name, units in loads.items()},
+            self._windows,
+            slots_per_cell=told.engines.slots / len(simulation.cells),
+            peak=max(self._peak, self._previous_peak),
+            groups=told.groups_per_step,
+            executions_per_group=told.executions_per_group,
+            to_rollout_seconds=moves.to_rollout_seconds,
+            to_training_seconds=moves.to_training_seconds,
         )
 
     def taken(self) -> None:
