@@ -1,9 +1,11 @@
 """The views that the `throughput` policy plans with, from loads and windows."""
 
+from typing import Any
+
 from workflows.policy.component import CELLS, SLOTS, Component, Measurement, Strategy
 from workflows.policy.pipeline import SLOT_SECONDS, busy_slots, component_views
 
-SETTINGS = {
+SETTINGS: dict[str, Any] = {
     "slots_per_cell": 4.0,
     "groups": 2,
     "executions_per_group": 5,
