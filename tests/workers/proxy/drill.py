@@ -104,7 +104,12 @@ class Drill:
             await asyncio.gather(self.mischief(), *(self.harness(member) for member in range(self.harnesses)))
             await self.settle()
             verdict = Verdict(
-                proxy=self.proxy, stations=self.stations, chat=self.chat, harnesses=self.harnesses, heard=self.heard
+                proxy=self.proxy,
+                stations=self.stations,
+                chat=self.chat,
+                harnesses=self.harnesses,
+                heard=self.heard,
+                late_aborts=self.late_aborts,
             )
             verdict.check(self.database)
         finally:

@@ -8,11 +8,12 @@ from workers.cell.rollout.paced.tokens import advance, chain
 
 
 class Verdict:
-    """`stations`: the engines with the truth about them; `heard`: what clients read whole."""
+    """`stations`: the engines with the truth about them; `heard`: what clients read whole; `late_aborts`: whether an
+    engine was told to carry aborts out late."""
 
-    def __init__(self, *, proxy, stations, chat, harnesses, heard):
+    def __init__(self, *, proxy, stations, chat, harnesses, heard, late_aborts):
         self.proxy, self.stations, self.chat = proxy, stations, chat
-        self.harnesses, self.heard = harnesses, heard
+        self.harnesses, self.heard, self.late_aborts = harnesses, heard, late_aborts
 
     def check(self, database):
         table = self.proxy.table
