@@ -34,7 +34,7 @@ def test_cells_and_slots_are_seen_as_what_they_are() -> None:
 
 
 def test_without_cells_or_work_there_is_still_a_view() -> None:
-    settings = SETTINGS | {"slots_per_cell": 0.0}
+    settings: dict[str, Any] = SETTINGS | {"slots_per_cell": 0.0}
     (rollout,) = component_views({Component.ROLLOUT: []}, {}, peak=0, **settings)
     assert rollout.units == 0
     assert rollout.peak_items == 1
