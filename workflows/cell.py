@@ -29,7 +29,7 @@ from workflows.messages.transition import (
     TransitionResult,
     TransitionSpec,
 )
-from workflows.parking import Parking, failure_text, upsert
+from workflows.parking import Parking, failure_text, first_number, upsert
 from workflows.transition import RoleTransition
 
 CELL = SearchAttributeKey.for_keyword("Cell")
@@ -57,7 +57,7 @@ class CellState(Message):
     role: CellRole = CellRole.STARTING
     boot: CellWorkerUp | None = None
     loaded: Weights | None = Field(default=None, description="what its engine serves, when in rollout")
-    lease: int = 0
+    lease: int = Field(default=0, description="number of the last transition; 0: this Cell begins anew")
     unreported: CellReport | None = Field(default=None, description="the Scheduler could not be told")
     waiting: tuple[MoveCell, ...] = ()
     seen: tuple[str, ...] = Field(default=(), description="moves already taken, newest last, bounded")
@@ -80,7 +80,7 @@ class Cell(Parking):
     @workflow.init
     def __init__(self, state: CellState) -> None:
         self.run_name, self.spec, self.weights = state.run, state.spec, state.weights
-        self.role, self.boot, self.lease = state.role, state.boot, state.lease
+        self.role, self.boot, self.lease = state.role, state.boot, state.lease or first_number()
         self.waiting = list(state.waiting)
         self.seen = list(state.seen)
         self.loaded, self.unreported = state.loaded, state.unreported

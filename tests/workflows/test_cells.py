@@ -11,10 +11,13 @@ from tests.workflows.world import FakeWorld
 from workers.supervisor.hints import resume_command
 from workers.supervisor.run_folder import open_manifest
 from workflows import commands
+from workflows.books import SchedulerState
+from workflows.cell import Cell, CellState
 from workflows.messages import ids
 from workflows.messages.errors import EngineUnavailable, Fenced, StillHeld, VersionMismatch
 from workflows.messages.scheduling import Weights
 from workflows.messages.transition import Direction, MoveCell, Resolution, TransitionResult
+from workflows.scheduler import Scheduler
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -165,7 +168,8 @@ async def test_a_terminated_transition_parks_its_cell(world: FakeWorld):
     world.faults.add("restore_training", error=EngineUnavailable("not yet"), times=3)
     burst = await world.start_burst()
     await world.eventually(lambda: world.called("restore_training"))
-    await world.handle(ids.transition_id(world.run, 0, 2)).terminate()
+    lease = (await world.handle(ids.cell_workflow_id(world.run, 0)).query("state"))["lease"]
+    await world.handle(ids.transition_id(world.run, 0, lease)).terminate()
     assert "without a result" in await parked(world, 0)
     await world.handle(ids.cell_workflow_id(world.run, 0)).execute_update("resolve_step", Resolution.RETRY)
     assert (await burst.result()).version == 1
@@ -205,4 +209,36 @@ async def test_moves_of_another_boot_and_reports_of_no_cell_are_ignored(world: F
     await asyncio.sleep(0.5)
     assert world.all_serving(await world.state())
     assert (await (await world.start_burst()).result()).version == 1
-    assert world.handle(ids.transition_id(world.run, 1, 4))
+
+
+async def test_a_cell_begun_anew_repeats_no_transition(world: FakeWorld):
+    """Its workflow was terminated: what its next life does is recorded beside what the one before did."""
+    name = ids.cell_workflow_id(world.run, 1)
+    await world.handle(name).terminate()
+    start = CellState(run=world.run, spec=world.specs[1], weights=world.committed)
+    await world.client.start_workflow(Cell.run, start, id=name, task_queue=ids.WORKFLOW_QUEUE)
+    await world.boot(1)
+    await world.until(lambda state: state.cells[1].boot_epoch == 2 and world.all_serving(state))
+    await world.eventually(lambda: len(ends(world, Direction.BOOT, 1)) == 2)
+    boots = [report.transition for report in world.transitions if report.cell == 1]
+    assert len(set(boots)) == len(boots) == 2
+    assert boots == sorted(boots)
+
+
+async def test_a_scheduler_begun_anew_is_obeyed_and_on_record(world: FakeWorld):
+    """Its moves and its entries are none that the cells and the ledger have seen before."""
+    assert (await (await world.start_burst()).result()).version == 1
+    await world.until(world.all_serving)
+    before = dict(world.ledger)
+    old = await world.state()
+    await world.scheduler.terminate()
+    spec = old.spec.model_copy(update={"weights": old.weights})
+    start = SchedulerState(spec=spec, weights=old.weights, cells=old.cells)
+    await world.client.start_workflow(
+        Scheduler.run, start, id=ids.scheduler_id(world.run), task_queue=ids.WORKFLOW_QUEUE
+    )
+    assert (await (await world.start_burst("second")).result()).version == 2
+    await world.until(world.all_serving)
+    moved = [entry for token, entry in world.ledger.items() if token not in before and entry.kind == "move"]
+    assert moved
+    assert before.items() <= world.ledger.items()

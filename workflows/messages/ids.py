@@ -1,6 +1,6 @@
 """Workflow ids: the table of contents of the web UI. Every id carries its run, so two runs share a Temporal.
 
-<run>/scheduler                      <run>/cell/2                <run>/transition/cell-2/000014
+<run>/scheduler                      <run>/cell/2                <run>/transition/cell-2/<lease>
 <run>/burst/<name>                   <run>/campaign/<name>       <run>/batch/<burst>/3
 <run>/execution/<burst>/0007/02      (group 7, member 2)
 """
