@@ -151,7 +151,7 @@ async def test_a_reclaimed_cell_that_cannot_leave_is_let_go_at_its_deadline(worl
     assert (state.mode.frozen, state.mode.failed, state.cooldown_until, state.pending) == (False, 0, 0.0, ())
     retired = [move.result for move in world.transitions if move.direction == "retire"]
     assert retired == [TransitionResult.ROLLED_BACK, TransitionResult.DONE]
-    assert "at its deadline, unfinished" in world.noted("fleet")[-1].reasons[1]
+    await world.eventually(lambda: "at its deadline, unfinished" in world.noted("fleet")[-1].reasons[1])
     assert await world.status(ids.cell_workflow_id(world.run, 1)) is WorkflowExecutionStatus.COMPLETED
 
 
@@ -160,5 +160,6 @@ async def test_a_reclaimed_cell_whose_workflow_is_gone_has_left(world: FakeWorld
     await reclaim(world, 1, deadline_seconds=0)
     state = await world.until(lambda state: indices(state) == [0])
     assert (state.reclaimed, state.pending) == ((1,), ())
+    await world.eventually(lambda: world.noted("fleet")[-1].reasons[0] == "left")
     assert len(world.noted("return")) == 1
     assert (await (await world.start_burst()).result()).version == 1
