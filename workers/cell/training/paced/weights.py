@@ -1,11 +1,6 @@
-"""The weights of a paced trainer as numpy arrays: where they come from, who reads them, the way back.
-
-As in `workers.cell.training.custody`: the version never goes backwards within one process, weights that did not verify
-are never held, and the last committed state can always be loaded again.
-"""
+"""The weights of a paced trainer as numpy arrays: exposed, pulled, stepped and exported."""
 
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -16,76 +11,30 @@ from infra.weights.architecture import Architecture
 from infra.weights.folder import export_folder
 from infra.weights.names import hf_shapes
 from infra.weights.plain import Arrays, arrays_checksum, load_arrays, save_arrays
+from workers.cell.training.lineage import Lineage, require_checksum
 from workers.cell.training.weights_state import HeldWeights, WeightsState
 from workflows.messages import training as m
-from workflows.messages.errors import CheckpointUnusable, ChecksumMismatch, Fenced, StillHeld, VersionMismatch
+from workflows.messages.errors import CheckpointUnusable, ChecksumMismatch, StillHeld
 
 BUFFER_NAME = "weights"
 PIN_SECONDS = 120.0
 
 
-class PacedWeights:
+class PacedWeights(Lineage):
     """One flat fp32 array, [elements], in the order of the sorted Hugging Face names; thread-safe where read."""
 
     def __init__(self, base: Path, store: CheckpointStore, endpoint: TransferEndpoint, boot_epoch: int) -> None:
-        self.state = WeightsState()
+        super().__init__(WeightsState(), store)
         self.optimizer_steps = 0
-        self._base, self._store, self._endpoint, self._boot_epoch = base, store, endpoint, boot_epoch
+        self._base, self._endpoint, self._boot_epoch = base, endpoint, boot_epoch
         self._shapes = hf_shapes(Architecture.from_folder(base))
         self._flat = np.zeros(sum(int(np.prod(shape)) for shape in self._shapes.values()), dtype=np.float32)
-        self._origin: m.RestoreBase | m.CheckpointRef | None = None
         self._published: PublishedBuffers | None = None
         self._lock = threading.Lock()
 
     @property
     def elements(self) -> int:
         return self._flat.size
-
-    # --- where they come from
-
-    def restore_base(self, request: m.RestoreBase, before_loading: Callable[[], None]) -> m.RestoreReply:
-        held = self.state.held
-        if held is not None and isinstance(self._origin, m.RestoreBase) and held.version == request.version:
-            _require_checksum(held.checksum, request.checksum)
-        else:
-            self._refuse_going_back(request.version)
-            before_loading()
-            held = self._load_base(request)
-        return m.RestoreReply(version=held.version, checksum=held.checksum)
-
-    def restore_checkpoint(self, request: m.RestoreCheckpoint, before_loading: Callable[[], None]) -> m.RestoreReply:
-        if request.version is None:
-            found = self._store.last_complete()
-            _require_checksum(found.meta.checksum, request.checksum)
-        else:
-            found = self._store.find(request.version, request.checksum)
-        meta = found.meta
-        if self.state.held != HeldWeights(meta.version, meta.checksum):
-            self._refuse_going_back(meta.version)
-            before_loading()
-            self._load(found)
-        return m.RestoreReply(
-            version=meta.version,
-            checksum=meta.checksum,
-            checkpoint=found.ref,
-            counters=meta.counters,
-            ledger=meta.ledger,
-        )
-
-    def pull(self, request: m.PullSnapshot, before_loading: Callable[[], None]) -> m.WeightsReply:
-        """Read the core's, one-sided. Raises Fenced going back, TransferFailed, ChecksumMismatch."""
-        if self.state.held != HeldWeights(request.version, request.checksum):
-            self._refuse_going_back(request.version)
-            before_loading()
-            flat = np.empty_like(self._flat)
-            self._endpoint.read(request.manifest, {BUFFER_NAME: flat}, timeout_seconds=request.timeout_seconds)
-            found = arrays_checksum(self._named(flat))
-            if found != request.checksum:
-                raise ChecksumMismatch(f"snapshot {request.version} has checksum {found}, promised another")
-            with self.state.changing():
-                self._flat = flat
-                self.state.now_hold(request.version, request.checksum)
-        return m.WeightsReply(version=request.version, checksum=request.checksum)
 
     # --- who reads them
 
@@ -129,7 +78,7 @@ class PacedWeights:
         size = sum(path.stat().st_size for path in folder.iterdir())
         return m.ExportReply(folder=request.folder, version=request.version, checksum=request.checksum, bytes=size)
 
-    # --- one update, and the way back
+    # --- one update
 
     def step(self, direction: np.ndarray, learning_rate: float) -> str:
         """Go one step against `direction`, fp32 [elements]; the checksum of what the weights are then.
@@ -147,31 +96,24 @@ class PacedWeights:
         self.state.now_hold(meta.version, meta.checksum)
         return checkpoint.ref
 
-    def commit(self, checkpoint: m.CheckpointRef) -> None:
-        self._store.commit(checkpoint.name)
-        self._origin = checkpoint
+    # --- where they come from
 
-    def commit_restored(self, version: int | None) -> None:
-        """The update to `version` was committed while this process was down: it restored that very checkpoint."""
-        held = self.state.held
-        if held is None or (version is not None and held.version < version):
-            raise VersionMismatch(f"version {version} is committed elsewhere, this core holds {held}")
-        if version in (None, held.version) and isinstance(self._origin, m.CheckpointRef):
-            self._store.commit(self._origin.name)
-
-    def roll_back(self) -> None:
-        """Back to the last committed state."""
-        if isinstance(self._origin, m.RestoreBase):
-            self._load_base(self._origin)
-        elif self._origin is not None:
-            self._load(self._store.find(self._origin.version, self._origin.checksum))
+    def _take_over(self, request: m.PullSnapshot) -> None:
+        flat = np.empty_like(self._flat)
+        self._endpoint.read(request.manifest, {BUFFER_NAME: flat}, timeout_seconds=request.timeout_seconds)
+        found = arrays_checksum(self._named(flat))
+        if found != request.checksum:
+            raise ChecksumMismatch(f"snapshot {request.version} has checksum {found}, promised another")
+        with self.state.changing():
+            self._flat = flat
+            self.state.now_hold(request.version, request.checksum)
 
     def _load_base(self, request: m.RestoreBase) -> HeldWeights:
         arrays = load_arrays(self._base)
         checksum = arrays_checksum(arrays)
-        _require_checksum(checksum, request.checksum)
+        require_checksum(checksum, request.checksum)
         with self.state.changing():
-            self._flat, self.optimizer_steps, self._origin = self._flattened(arrays), 0, request
+            self._flat, self.optimizer_steps = self._flattened(arrays), 0
             return self.state.now_hold(request.version, checksum)
 
     def _load(self, checkpoint: Checkpoint) -> None:
@@ -181,7 +123,6 @@ class PacedWeights:
         with self.state.changing():
             self._flat, self.optimizer_steps = self._flattened(arrays), checkpoint.meta.optimizer_steps
             self.state.now_hold(checkpoint.meta.version, checkpoint.meta.checksum)
-        self._origin = checkpoint.ref
 
     def _flattened(self, arrays: Arrays) -> np.ndarray:
         return np.concatenate([arrays[name].ravel() for name in self._shapes])
@@ -194,13 +135,3 @@ class PacedWeights:
             named[name] = flat[offset : offset + size].reshape(shape)
             offset += size
         return named
-
-    def _refuse_going_back(self, version: int) -> None:
-        held = self.state.held
-        if held is not None and version < held.version:
-            raise Fenced(f"version {held.version} is held; this process never goes back to {version}")
-
-
-def _require_checksum(found: str, wanted: str | None) -> None:
-    if wanted not in (None, found):
-        raise VersionMismatch(f"checksum is {found}, wanted {wanted}")
