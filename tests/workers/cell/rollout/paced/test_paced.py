@@ -95,7 +95,7 @@ async def test_other_weights_say_something_else(tmp_path):
 
 @pytest.mark.parametrize("incremental", [False, True])
 async def test_a_stream_is_cumulative_unless_told_otherwise(incremental):
-    _, client = serve(tokens_per_second=2000, incremental=incremental)
+    _, client = serve(tokens_per_second=100, incremental=incremental)
     reply = await client.post("/generate", json=ask("a", stream=True))
     chunks, done = events(reply.text)
     whole = (await generate(client, "b"))["output_ids"]
