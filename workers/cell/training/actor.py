@@ -6,7 +6,6 @@ did not verify are never used; only the core (cell 0) has an optimizer and check
 Threads: `status`, `expose_snapshot` and `release_snapshot` may be called at any time; everything else by one thread.
 """
 
-import os
 from collections.abc import Callable, Iterator
 
 import torch
@@ -15,11 +14,9 @@ from torch import Tensor
 from infra.checkpoints import CheckpointStore
 from infra.logprob_gaps import histogram, percentile
 from infra.micro_steps import decode
-from infra.objects import ObjectStore
-from infra.processes.identity import read_stat
 from infra.transfer import TransferEndpoint
 from infra.weights.architecture import Architecture
-from workers.cell.training.accumulator import Accumulator
+from workers.cell.training.cell_actor import CellActor, resources
 from workers.cell.training.combine import CombinedGradient, normalise_and_clip, sum_in_order
 from workers.cell.training.compute import Answer
 from workers.cell.training.custody import WeightsCustody
@@ -36,11 +33,11 @@ from workers.cell.training.stream import MicroStepStream, SingleStageStream, Tar
 from workers.cell.training.updates import Updates, micro_steps
 from workers.cell.training.weights_state import WeightsState
 from workflows.messages import training as m
-from workflows.messages.errors import Fenced, InvalidInput, StillHeld, VersionMismatch
+from workflows.messages.errors import InvalidInput, StillHeld, VersionMismatch
 
 
-class TrainingActor:
-    """One per cell; lives as long as its cell worker, across role changes.
+class TrainingActor(CellActor):
+    """The real one.
 
     `stream`: what computes; one stage in this process unless given.
     """
@@ -48,18 +45,15 @@ class TrainingActor:
     def __init__(
         self, settings: ActorSettings, endpoint: TransferEndpoint | None = None, stream: MicroStepStream | None = None
     ) -> None:
-        self.settings = settings
-        self.lease_epoch = 0
+        super().__init__(settings)
         self._arch = Architecture.from_folder(settings.model)
         self._stream = stream or SingleStageStream(build_model(self._arch, dtype=getattr(torch, settings.dtype)))
         self._model = self._stream.whole
         self._endpoint = endpoint or TransferEndpoint()
-        self._objects = ObjectStore(settings.objects_url)
         self._references = ReferencePolicies(settings.model)
         self._stream.use_reference(self._references)
-        self._books = Accumulator()
         self._weights = WeightsState()
-        self._flow = MicroStepFlow(settings, self._books, self._weights, self._stream, self._buffer)
+        self._flow = MicroStepFlow(settings, self._books, self._objects, self._weights, self._stream, self._buffer)
         self._snapshots = Snapshots(self._model, self._endpoint, settings.boot_epoch)
         self._groups = PrefixGroups(settings.cell, self._endpoint.host)
         self._gradients: GradientBuffer | None = None
@@ -75,61 +69,19 @@ class TrainingActor:
             self._model, self._optimizer, self._weights, store, self._snapshots, self._endpoint, settings.model
         )
 
-    # -- fencing and state ---------------------------------------------------------------------------------------------
-
-    def fence(self, request: m.ActorRequest) -> None:
-        """Raises Fenced for another boot of this actor, or a lease that has been superseded."""
-        if request.boot_epoch != self.settings.boot_epoch:
-            raise Fenced(f"boot epoch {request.boot_epoch}; this is boot {self.settings.boot_epoch}")
-        if request.lease_epoch < self.lease_epoch:
-            raise Fenced(f"lease {request.lease_epoch} is over; {self.lease_epoch} holds cell {self.settings.cell}")
-        self.lease_epoch = max(self.lease_epoch, request.lease_epoch)
+    @property
+    def _lineage(self) -> WeightsCustody:
+        return self._custody
 
     @property
-    def generation(self) -> int:
-        """To be noted when a micro-step is queued, and given to `run_micro_step`."""
-        return self._books.generation
+    def _optimizer_steps(self) -> int | None:
+        return self._optimizer.steps if self._optimizer else None
 
-    def status(self, *, busy: bool = False) -> m.ActorStatus:
-        held = self._weights.held
-        return m.ActorStatus(
-            cell=self.settings.cell,
-            boot_epoch=self.settings.boot_epoch,
-            lease_epoch=self.lease_epoch,
-            pid=os.getpid(),
-            version=held.version if held else None,
-            checksum=held.checksum if held else None,
-            batch=self._books.batch,
-            phase=self._books.phase,
-            accumulated=self._books.count,
-            busy=busy,
-            optimizer_steps=self._optimizer.steps if self._optimizer else None,
-            resources=self._resources(),
-        )
-
-    # -- weights -------------------------------------------------------------------------------------------------------
-
-    def restore_base(self, request: m.RestoreBase) -> m.RestoreReply:
-        return self._custody.restore_base(request, self._drop_batch)
-
-    def restore_checkpoint(self, request: m.RestoreCheckpoint) -> m.RestoreReply:
-        return self._custody.restore_checkpoint(request, self._drop_batch)
-
-    def expose_snapshot(self, request: m.ExposeSnapshot) -> m.SnapshotReply:
-        return self._custody.expose(request.version)
+    # -- resources -----------------------------------------------------------------------------------------------------
 
     def release_snapshot(self, request: m.ReleaseSnapshot) -> m.ResourceReply:
         self._snapshots.release(request.pin)
         return self._resources()
-
-    def pull_snapshot(self, request: m.PullSnapshot) -> m.WeightsReply:
-        """Raises StillHeld while a batch of other weights is held."""
-        return self._custody.pull(request, self._require_no_batch)
-
-    def export(self, request: m.ExportWeights) -> m.ExportReply:
-        return self._custody.export(request)
-
-    # -- resources -----------------------------------------------------------------------------------------------------
 
     def resume(self, request: m.Resume) -> m.ResourceReply:
         if self._gradients is None:
@@ -205,10 +157,9 @@ class TrainingActor:
         """Core only; see `Updates`. Asked again for the batch just applied, it answers as before."""
         if self._updates is None:
             raise InvalidInput("only the core combines gradients", field="cell")
-        if self._books.phase is m.BatchPhase.APPLIED and self._updates.reply is not None:
-            if self._updates.reply.batch != request.batch or self._books.accumulated != _sorted(request.own):
-                raise Fenced(f"{self._updates.reply.batch} is applied already, from another set")
-            return self._updates.reply
+        known = self._known_reply(request, self._updates.reply)
+        if known is not None:
+            return known
         self._books.require_sealed(request.batch)
         version = self._books.version
         check_participants(self._books.accumulated, request.own, request.participants, version)
@@ -218,8 +169,7 @@ class TrainingActor:
 
     def take_back(self, request: m.BatchRequest) -> m.BatchReply:
         """Undo an update that nobody recorded: weights as before, the batch sealed with its gradient as it was."""
-        ahead = self._books.phase in (m.BatchPhase.SEALED, m.BatchPhase.APPLIED)
-        if request.batch == self._books.batch and self._updates is not None and ahead:
+        if self._updates is not None and self._may_be_taken_back(request.batch):
             if self._updates.in_memory:
                 self._custody.roll_back()
             self._updates.forget()
@@ -238,12 +188,6 @@ class TrainingActor:
                 self._gradients.attach()
         elif self._updates is not None and not self._books.has_ended(request.batch):
             self._custody.commit_restored(request.version)
-        return self._batch_reply(request.batch)
-
-    def discard(self, request: m.BatchRequest) -> m.BatchReply:
-        """Drop the gradient sum of `batch`, and its update if that is not committed. It may be opened again."""
-        if request.batch == self._books.batch:
-            self._drop_batch()
         return self._batch_reply(request.batch)
 
     def replay_logprobs(self, request: m.ReplayLogprobs) -> m.ReplayReply:
@@ -288,10 +232,7 @@ class TrainingActor:
             )
 
     def _commit_update(self, request: m.Commit, updates: Updates) -> None:
-        reply = updates.reply
-        applied = reply.version if reply is not None and self._books.phase is m.BatchPhase.APPLIED else None
-        if reply is None or applied is None or request.version not in (None, applied):
-            raise Fenced(f"{request.batch} is {self._books.phase}; version {request.version} was not applied here")
+        reply = self._to_commit(request, updates.reply)
         if reply.checkpoint is not None:
             self._custody.commit(reply.checkpoint)
         updates.forget()
@@ -306,34 +247,15 @@ class TrainingActor:
             self._gradients.zero()
             self._gradients.attach()
 
-    def _require_no_batch(self) -> None:
-        if self._books.phase is not m.BatchPhase.CLOSED:
-            raise StillHeld(f"{self._books.batch} is {self._books.phase}: commit or discard it first")
-
     def _buffer(self) -> GradientBuffer:
         if self._gradients is None:
             raise StillHeld("training resources are released; resume first")
         return self._gradients
 
-    def _batch_reply(self, batch: str) -> m.BatchReply:
-        is_held = batch == self._books.batch
-        held = self._weights.held
-        return m.BatchReply(
-            batch=batch,
-            phase=self._books.phase if is_held else m.BatchPhase.CLOSED,
-            version=self._books.version if is_held else (held.version if held else -1),
-            accumulated=self._books.accumulated if is_held else (),
-        )
-
     def _resources(self) -> m.ResourceReply:
-        stat, gradients = read_stat(os.getpid()), self._gradients
-        return m.ResourceReply(
+        gradients = self._gradients
+        return resources(
             gradient_bytes=gradients.bytes if gradients else 0,
             snapshot_bytes=self._snapshots.bytes,
             pins=self._snapshots.pins,
-            resident_bytes=stat.resident_pages * os.sysconf("SC_PAGE_SIZE") if stat else 0,
         )
-
-
-def _sorted(entries: tuple[m.Accumulated, ...]) -> tuple[m.Accumulated, ...]:
-    return tuple(sorted(entries, key=lambda entry: entry.index))

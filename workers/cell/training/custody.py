@@ -34,12 +34,10 @@ class WeightsCustody(Lineage):
         self._snapshots, self._endpoint, self._base = snapshots, endpoint, base
 
     def expose(self, version: int) -> m.SnapshotReply:
-        """Leave to read the weights; training goes on. Raises VersionMismatch if another version is held."""
         with self.state.reading(version) as held:
             return self._snapshots.expose(held.version, held.checksum)
 
     def export(self, request: m.ExportWeights) -> m.ExportReply:
-        """Write a model folder for the local engine."""
         folder = Path(request.folder)
         with self.state.reading(request.version, request.checksum):
             export_folder(folder, self._model.hf_weights(), self._base)

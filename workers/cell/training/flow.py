@@ -9,16 +9,15 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from infra.micro_steps import PackedMicroStep, decode
 from infra.objects import ObjectStore
 from workers.cell.training.accumulator import Accumulator, Entry
+from workers.cell.training.cell_actor import claim, fetch
 from workers.cell.training.compute import Answer
 from workers.cell.training.gradients import GradientBuffer
 from workers.cell.training.settings import ActorSettings
 from workers.cell.training.stream import MicroStepStream
 from workers.cell.training.weights_state import WeightsState
-from workflows.messages.errors import Fenced, GyreError, InvalidInput, Permanent
-from workflows.messages.group import MicroStep
+from workflows.messages.errors import Fenced, GyreError, Permanent
 from workflows.messages.training import MicroStepReply, RunMicroStep, TokenMetrics
 
 log = logging.getLogger(__name__)
@@ -41,12 +40,13 @@ class MicroStepFlow:
         self,
         settings: ActorSettings,
         books: Accumulator,
+        objects: ObjectStore,
         weights: WeightsState,
         stream: MicroStepStream,
         buffer: Callable[[], GradientBuffer],
     ) -> None:
-        self._settings, self._books, self._weights, self._stream = settings, books, weights, stream
-        self._objects = ObjectStore(settings.objects_url)
+        self._settings, self._books, self._objects = settings, books, objects
+        self._weights, self._stream = weights, stream
         self._buffer = buffer
         self._flights: dict[int, _Flight] = {}
 
@@ -69,7 +69,7 @@ class MicroStepFlow:
         if abandoned():
             raise Fenced(f"attempt {request.attempt} of micro-step {step.index} was given up by its caller")
         self._weights.require(self._books.version)
-        packed = self.fetch(step)
+        packed = fetch(self._objects, step)
         flight = self._flights[step.index] = _Flight(request, answer, time.monotonic())
         try:
             flight.lane = self._stream.feed(packed, request.loss, lambda result: self._landed(step.index, result))
@@ -98,13 +98,6 @@ class MicroStepFlow:
         if isinstance(answers[0], BaseException):
             raise answers[0]
         return answers[0]
-
-    def fetch(self, step: MicroStep) -> PackedMicroStep:
-        """Raises InvalidInput if the payload is another micro-step's."""
-        packed = decode(self._objects.get(step.payload))
-        if (packed.header.batch, packed.header.index) != (step.batch, step.index):
-            raise InvalidInput(f"holds micro-step {packed.header.index} of {packed.header.batch}", field="payload")
-        return packed
 
     def _landed(self, index: int, result: TokenMetrics | GyreError) -> None:
         flight = self._flights[index]
@@ -135,17 +128,5 @@ class MicroStepFlow:
             flight.answer(Fenced(f"micro-step {index} was in flight when another one broke off"))
 
     def _claim(self, request: RunMicroStep, entry: Entry, *, repeated: bool) -> MicroStepReply:
-        return MicroStepReply(
-            batch=request.micro_step.batch,
-            index=request.micro_step.index,
-            attempt=entry.attempt,
-            cell=self._settings.cell,
-            boot_epoch=self._settings.boot_epoch,
-            version=self._books.version,
-            checksum=self._weights.checksum,
-            repeated=repeated,
-            lane=entry.lane,
-            order=entry.order,
-            seconds=entry.seconds,
-            metrics=entry.metrics,
-        )
+        checksum = self._weights.checksum
+        return claim(self._settings, self._books, checksum, request, entry, repeated=repeated)

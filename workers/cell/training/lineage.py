@@ -32,6 +32,14 @@ class Lineage(ABC):
     def _take_over(self, request: m.PullSnapshot) -> None:
         """Read the core's weights and hold them once they verify. Raises TransferFailed, ChecksumMismatch."""
 
+    @abstractmethod
+    def expose(self, version: int) -> m.SnapshotReply:
+        """Leave to read the weights; training goes on. Raises VersionMismatch if another version is held."""
+
+    @abstractmethod
+    def export(self, request: m.ExportWeights) -> m.ExportReply:
+        """Write a model folder for the local engine."""
+
     def restore_base(self, request: m.RestoreBase, before_loading: Callable[[], None]) -> m.RestoreReply:
         """Start of a run. Weights already at this version are left alone, at a later one it is refused (Fenced)."""
         held = self.state.held

@@ -7,7 +7,6 @@ the gradient is drawn from the payloads, so nothing is learnt.
 Threads as for the real one: `status`, `expose_snapshot` and `release_snapshot` at any time; everything else by one.
 """
 
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,12 +15,11 @@ import numpy as np
 
 from infra.checkpoints import CheckpointMeta, CheckpointStore
 from infra.checkpoints.ledger import ledger_of
-from infra.micro_steps import PackedMicroStep, decode
-from infra.objects import ObjectStore
-from infra.processes.identity import read_stat
+from infra.micro_steps import PackedMicroStep
 from infra.settings.fleet import PacedTrainer
 from infra.transfer import TransferEndpoint
-from workers.cell.training.accumulator import Accumulator, Entry
+from workers.cell.training.accumulator import Entry
+from workers.cell.training.cell_actor import CellActor, claim, fetch, resources
 from workers.cell.training.compute import OneByOne
 from workers.cell.training.paced.gradient import Combined, GradientSum, combined
 from workers.cell.training.paced.weights import PacedWeights
@@ -40,74 +38,32 @@ class _Stepped:
     gradient_checksum: str
 
 
-class PacedActor(OneByOne):
+class PacedActor(OneByOne, CellActor):
     """One per cell, in place of the real one."""
 
     def __init__(self, settings: ActorSettings, pace: PacedTrainer, endpoint: TransferEndpoint | None = None) -> None:
-        self.settings, self._pace = settings, pace
-        self.lease_epoch = 0
+        super().__init__(settings)
+        self._pace = pace
         self._endpoint = endpoint or TransferEndpoint()
-        self._objects = ObjectStore(settings.objects_url)
-        self._books = Accumulator()
         store = CheckpointStore(settings.checkpoints, settings.keep_checkpoints)
         self._weights = PacedWeights(settings.model, store, self._endpoint, settings.boot_epoch)
         self._sum: GradientSum | None = None
         self._stepped: _Stepped | None = None
         self._reply: m.CombineReply | None = None
 
-    # -- fencing and state ---------------------------------------------------------------------------------------------
-
-    def fence(self, request: m.ActorRequest) -> None:
-        """Raises Fenced for another boot of this actor, or a lease that has been superseded."""
-        if request.boot_epoch != self.settings.boot_epoch:
-            raise Fenced(f"boot epoch {request.boot_epoch}; this is boot {self.settings.boot_epoch}")
-        if request.lease_epoch < self.lease_epoch:
-            raise Fenced(f"lease {request.lease_epoch} is over; {self.lease_epoch} holds cell {self.settings.cell}")
-        self.lease_epoch = max(self.lease_epoch, request.lease_epoch)
+    @property
+    def _lineage(self) -> PacedWeights:
+        return self._weights
 
     @property
-    def generation(self) -> int:
-        return self._books.generation
+    def _optimizer_steps(self) -> int | None:
+        return self._weights.optimizer_steps if self._is_core else None
 
-    def status(self, *, busy: bool = False) -> m.ActorStatus:
-        held = self._weights.state.held
-        return m.ActorStatus(
-            cell=self.settings.cell,
-            boot_epoch=self.settings.boot_epoch,
-            lease_epoch=self.lease_epoch,
-            pid=os.getpid(),
-            version=held.version if held else None,
-            checksum=held.checksum if held else None,
-            batch=self._books.batch,
-            phase=self._books.phase,
-            accumulated=self._books.count,
-            busy=busy,
-            optimizer_steps=self._weights.optimizer_steps if self._is_core else None,
-            resources=self._resources(),
-        )
-
-    # -- weights -------------------------------------------------------------------------------------------------------
-
-    def restore_base(self, request: m.RestoreBase) -> m.RestoreReply:
-        return self._weights.restore_base(request, self._drop_batch)
-
-    def restore_checkpoint(self, request: m.RestoreCheckpoint) -> m.RestoreReply:
-        return self._weights.restore_checkpoint(request, self._drop_batch)
-
-    def expose_snapshot(self, request: m.ExposeSnapshot) -> m.SnapshotReply:
-        return self._weights.expose(request.version)
+    # -- resources -----------------------------------------------------------------------------------------------------
 
     def release_snapshot(self, request: m.ReleaseSnapshot) -> m.ResourceReply:
         self._weights.release_pin(request.pin)
         return self._resources()
-
-    def pull_snapshot(self, request: m.PullSnapshot) -> m.WeightsReply:
-        return self._weights.pull(request, self._require_no_batch)
-
-    def export(self, request: m.ExportWeights) -> m.ExportReply:
-        return self._weights.export(request)
-
-    # -- resources -----------------------------------------------------------------------------------------------------
 
     def resume(self, request: m.Resume) -> m.ResourceReply:
         if self._sum is None:
@@ -144,9 +100,7 @@ class PacedActor(OneByOne):
             raise Fenced(f"attempt {request.attempt} of micro-step {step.index} was given up by its caller")
         self._weights.state.require(self._books.version)
         started = time.monotonic()
-        packed = decode(self._objects.get(payload))
-        if (packed.header.batch, packed.header.index) != (step.batch, step.index):
-            raise InvalidInput(f"holds micro-step {packed.header.index} of {packed.header.batch}", field="payload")
+        packed = fetch(self._objects, step)
         if packed.weights.any():
             self._buffer().add(payload.sha256)
         _rest(started + seconds_of(packed, self._pace))
@@ -178,10 +132,9 @@ class PacedActor(OneByOne):
         """Core only. Asked again for the batch just applied, it answers as before; a retry never steps twice."""
         if not self._is_core:
             raise InvalidInput("only the core combines gradients", field="cell")
-        if self._books.phase is m.BatchPhase.APPLIED and self._reply is not None:
-            if self._reply.batch != request.batch or set(self._books.accumulated) != set(request.own):
-                raise Fenced(f"{self._reply.batch} is applied already, from another set")
-            return self._reply
+        known = self._known_reply(request, self._reply)
+        if known is not None:
+            return known
         self._books.require_sealed(request.batch)
         check_participants(self._books.accumulated, request.own, request.participants, self._books.version)
         self._reply = self._applied(request, self._books.version)
@@ -189,8 +142,7 @@ class PacedActor(OneByOne):
         return self._reply
 
     def take_back(self, request: m.BatchRequest) -> m.BatchReply:
-        ahead = self._books.phase in (m.BatchPhase.SEALED, m.BatchPhase.APPLIED)
-        if request.batch == self._books.batch and self._is_core and ahead:
+        if self._may_be_taken_back(request.batch):
             self._undo()
             self._books.mark_sealed_again(request.batch)
         return self._batch_reply(request.batch)
@@ -206,11 +158,6 @@ class PacedActor(OneByOne):
             self._weights.commit_restored(request.version)
         return self._batch_reply(request.batch)
 
-    def discard(self, request: m.BatchRequest) -> m.BatchReply:
-        if request.batch == self._books.batch:
-            self._drop_batch()
-        return self._batch_reply(request.batch)
-
     def replay_logprobs(self, request: m.ReplayLogprobs) -> m.ReplayReply:
         """It has no model to compare with: nothing is compared, and the answer says so."""
         held = self._weights.state.held
@@ -219,10 +166,6 @@ class PacedActor(OneByOne):
         return m.ReplayReply(version=held.version, tokens=0, mean_gap=0.0, p999_gap=0.0, max_gap=0.0, gaps={})
 
     # -- inside --------------------------------------------------------------------------------------------------------
-
-    @property
-    def _is_core(self) -> bool:
-        return self.settings.cell == 0
 
     def _applied(self, request: m.Combine, version: int) -> m.CombineReply:
         started = time.monotonic()
@@ -262,10 +205,7 @@ class PacedActor(OneByOne):
         )
 
     def _commit_update(self, request: m.Commit) -> None:
-        reply = self._reply
-        applied = reply.version if reply is not None and self._books.phase is m.BatchPhase.APPLIED else None
-        if reply is None or applied is None or request.version not in (None, applied):
-            raise Fenced(f"{request.batch} is {self._books.phase}; version {request.version} was not applied here")
+        reply = self._to_commit(request, self._reply)
         if reply.checkpoint is not None:
             self._weights.commit(reply.checkpoint)
         self._reply = None
@@ -282,46 +222,20 @@ class PacedActor(OneByOne):
         if self._sum is not None:
             self._sum.zero()
 
-    def _require_no_batch(self) -> None:
-        if self._books.phase is not m.BatchPhase.CLOSED:
-            raise StillHeld(f"{self._books.batch} is {self._books.phase}: commit or discard it first")
-
     def _buffer(self) -> GradientSum:
         if self._sum is None:
             raise StillHeld("training resources are released; resume first")
         return self._sum
 
     def _claim(self, request: m.RunMicroStep, entry: Entry, *, repeated: bool) -> m.MicroStepReply:
-        return m.MicroStepReply(
-            batch=request.micro_step.batch,
-            index=request.micro_step.index,
-            attempt=entry.attempt,
-            cell=self.settings.cell,
-            boot_epoch=self.settings.boot_epoch,
-            version=self._books.version,
-            checksum=self._weights.state.checksum,
-            repeated=repeated,
-            seconds=entry.seconds,
-            metrics=entry.metrics,
-        )
-
-    def _batch_reply(self, batch: str) -> m.BatchReply:
-        is_held = batch == self._books.batch
-        held = self._weights.state.held
-        return m.BatchReply(
-            batch=batch,
-            phase=self._books.phase if is_held else m.BatchPhase.CLOSED,
-            version=self._books.version if is_held else (held.version if held else -1),
-            accumulated=self._books.accumulated if is_held else (),
-        )
+        checksum = self._weights.state.checksum
+        return claim(self.settings, self._books, checksum, request, entry, repeated=repeated)
 
     def _resources(self) -> m.ResourceReply:
-        stat = read_stat(os.getpid())
-        return m.ResourceReply(
+        return resources(
             gradient_bytes=self._sum.bytes if self._sum is not None else 0,
             snapshot_bytes=self._weights.snapshot_bytes,
             pins=self._weights.pins,
-            resident_bytes=stat.resident_pages * os.sysconf("SC_PAGE_SIZE") if stat else 0,
         )
 
 
