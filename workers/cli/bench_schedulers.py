@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
-from workers.bench.schedulers.compare import DEFAULT_POLICIES, PARTS, compare
+from workers.bench.schedulers.compare import DEFAULT_POLICIES, PARTS, again, compare
 from workers.supervisor.run_folder import CHECKOUT
+from workflows.messages.errors import InvalidInput
 
 
 def bench(
@@ -20,6 +22,7 @@ def bench(
     split: int | None = None,
     out: Path | None = None,
     resume: bool = False,
+    from_: Path | None = None,
     json_: bool = False,
 ) -> None:
     """Run the same executions under each policy and set the simulator's predictions beside them.
@@ -36,24 +39,32 @@ def bench(
     split
         Training cells of async; the best one is searched without it.
     out
-        Where the runs are kept; `var/bench/schedulers` without it.
+        Where each run's records and figures are kept as it ends, and the report so far; `var/bench/schedulers`
+        without it.
     resume
         Take over runs that are there already.
+    from_
+        Run nothing: predict and report anew from what was kept there.
     json_
         Print JSON alone.
     """
-    progress = Console(stderr=True)
-    result = asyncio.run(
-        compare(
-            PARTS[part],
-            out or CHECKOUT / "var" / "bench" / "schedulers",
-            lambda text: progress.print(text, highlight=False, markup=False),
-            policies=policies or DEFAULT_POLICIES[part],
-            seeds=seeds or (),
-            split=split,
-            resume=resume,
+    if from_:
+        if out or resume or split:
+            raise InvalidInput("nothing is run: --out, --resume and --split have no meaning", field="--from")
+        result = again(PARTS[part], from_, policies=policies or (), seeds=seeds or ())
+    else:
+        progress = Console(stderr=True)
+        result = asyncio.run(
+            compare(
+                PARTS[part],
+                out or CHECKOUT / "var" / "bench" / "schedulers",
+                lambda text: progress.print(text, highlight=False, markup=False),
+                policies=policies or DEFAULT_POLICIES[part],
+                seeds=seeds or (),
+                split=split,
+                resume=resume,
+            )
         )
-    )
     if json_:
         print(json.dumps(result))
     else:
@@ -63,7 +74,7 @@ def bench(
 def show(result: dict[str, Any], console: Console) -> None:
     """The rows and the bars as tables."""
     table = Table(
-        *("run", "seconds", "ratio", "simulated", "error", "E[d]", "moves", "busy"),
+        *("run", "seconds", "ratio", "simulated", "error", escape("E[d]"), "moves", "busy"),
         title=f"{result['part']}: {result['note']}",
         title_justify="left",
     )
@@ -85,7 +96,7 @@ def show(result: dict[str, Any], console: Console) -> None:
             console.print(f"{row['name']}: {row['note']}")
     for bar in result["bars"]:
         verdict = {True: "met", False: "MISSED", None: "no verdict"}[bar["met"]]
-        console.print(f"{verdict}: {bar['name']} {bar['value']} ({bar['bar']})", highlight=False)
+        console.print(f"{verdict}: {bar['name']} {bar['value']} ({bar['bar']})", highlight=False, markup=False)
 
 
 def _number(value: float | None, form: str) -> str:

@@ -18,6 +18,8 @@ from workflows.messages.errors import InvalidInput
 from workflows.messages.policies import PolicySettings, ThroughputSettings
 
 PACED_NOTE = "paced engines and trainers (doubles); Temporal, workflows, proxy, harness host and cell workers are real"
+RESULT = "measured.json"
+"""Of one run, beside its records; written when it is over."""
 _SCALED = {"supply_fraction": 0.5, "hold_seconds": 0.0, "in_flight_depth": 1}
 """Of every policy. The hold interval of the published scale (10 s of 1.93 h) is nothing at this one; a micro-step is
 claimed when a cell has room for it, as in the simulator."""
@@ -87,21 +89,51 @@ async def compare(
     split: int | None = None,
     resume: bool = False,
 ) -> dict[str, Any]:
-    """Run every chosen policy on every chosen seed, one after the other; results are kept below `folder` as they come.
+    """Run every chosen policy on every chosen seed, one after the other.
 
-    `split` sets that of the policies that hold one, instead of searching it; `resume` takes over what is there of the
-    same workload, policy and code.
+    What is measured is kept below `folder` as it comes: each run's records and figures, and the report so far as
+    `<part>.json`. `again` makes the report from those. `split` sets that of the policies that hold one, instead of
+    searching it; `resume` takes over what is there of the same workload, policy and code.
     """
-    unknown = sorted(set(policies) - part.policies.keys())
-    if unknown:
-        raise InvalidInput(f"{unknown[0]!r} is none of {', '.join(part.policies)}", field="policies")
+    _known(part, policies)
     folder.mkdir(parents=True, exist_ok=True)
     measured: list[Measured] = []
     for workload in _workloads(part, seeds):
         for label in policies:
             contestant = Contestant(label=label, policy=_set(part.policies[label], workload, split))
             measured.append(await _one(workload, contestant, folder, told, resume=resume))
+            write_whole(folder / f"{part.name}.json", json.dumps(summary(part, folder, measured), indent=1))
     return summary(part, folder, measured)
+
+
+def again(part: Part, folder: Path, *, policies: Sequence[str] = (), seeds: Sequence[int] = ()) -> dict[str, Any]:
+    """The report of what `compare` left below `folder`, nothing run: predictions are made anew.
+
+    Without `policies` and `seeds` it is of all runs that were finished. Raises InvalidInput when there is none.
+    """
+    _known(part, policies)
+    measured: list[Measured] = []
+    for workload in part.workloads:
+        for place in sorted((folder / workload).glob("seed-*"), key=lambda one: int(one.name.removeprefix("seed-"))):
+            found = [place / label / RESULT for label in policies or part.policies]
+            runs = [Measured.model_validate_json(file.read_text()) for file in found if file.is_file()]
+            measured += [run for run in runs if not seeds or run.seed in seeds]
+    if not measured:
+        raise InvalidInput(f"no finished run of {part.name} below {folder}", field="from")
+    return summary(part, folder, measured)
+
+
+def _known(part: Part, policies: Sequence[str]) -> None:
+    unknown = sorted(set(policies) - part.policies.keys())
+    if unknown:
+        raise InvalidInput(f"{unknown[0]!r} is none of {', '.join(part.policies)}", field="policies")
+
+
+def write_whole(file: Path, text: str) -> None:
+    """Whoever interrupts this leaves the file from before."""
+    beside = file.with_suffix(".part")
+    beside.write_text(text)
+    beside.replace(file)
 
 
 def _workloads(part: Part, seeds: Sequence[int]) -> list[Workload]:
@@ -122,7 +154,7 @@ def _set(policy: PolicySettings, workload: Workload, split: int | None) -> Polic
 
 async def _one(workload: Workload, contestant: Contestant, folder: Path, told: Told, *, resume: bool) -> Measured:
     place = _place(folder, workload.name, contestant.label, workload.seed)
-    result = place / "measured.json"
+    result = place / RESULT
     if resume and result.is_file():
         known = Measured.model_validate_json(result.read_text())
         if is_of(known, workload, contestant.policy, code_version()):
@@ -132,7 +164,7 @@ async def _one(workload: Workload, contestant: Contestant, folder: Path, told: T
             f"{contestant.label}, seed {workload.seed}: the result from before is not of this workload, policy and code"
         )
     ran = await run_one(workload, contestant, place, told)
-    result.write_text(ran.measured.model_dump_json(indent=1))
+    write_whole(result, ran.measured.model_dump_json(indent=1))
     done = ran.measured
     split = f", {done.split} cells train" if done.split else ""
     told(
@@ -161,8 +193,8 @@ def summary(part: Part, folder: Path, measured: Sequence[Measured]) -> dict[str,
     predicted: dict[tuple[str, str, int], float] = {}
     for one in measured if part.predicted else ():
         place = _place(folder, one.workload, part.subject, one.seed)
-        if (place / "measured.json").is_file():
-            subject = Measured.model_validate_json((place / "measured.json").read_text())
+        if (place / RESULT).is_file():
+            subject = Measured.model_validate_json((place / RESULT).read_text())
             if subject.workload_sha256 != one.workload_sha256:
                 continue  # from before, of another workload
             policy = part.policies[one.label].model_copy(update={"split": one.split})

@@ -1,0 +1,80 @@
+"""What a comparison leaves behind, also when it is broken off, and what is made of it later."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from infra.simulator.recorded import RecordedRun
+from tests.workers.bench.schedulers.test_report import measured
+from workers.bench.schedulers import compare
+from workers.bench.schedulers.compare import PARTS, again
+from workers.bench.schedulers.prediction import planned
+from workers.bench.schedulers.run import Contestant, Ran, Told, sha256_of
+from workers.bench.schedulers.workload import Workload
+from workflows.messages.errors import InvalidInput, Transient
+
+PART = PARTS["heavy-tailed"]
+SECONDS = {"waterlevel": 100.0, "async": 140.0}
+
+
+@pytest.fixture(autouse=True)
+def _no_stack(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs that are over at once; colocate's is broken off. What the simulator is fed with is the plan."""
+
+    async def run_one(workload: Workload, contestant: Contestant, folder: Path, told: Told) -> Ran:
+        folder.mkdir(parents=True)
+        if contestant.label == "colocate":
+            raise Transient("broken off")
+        done = measured(
+            contestant.label,
+            SECONDS[contestant.label],
+            workload.seed,
+            workload=workload.name,
+            split=contestant.policy.split,
+            workload_sha256=sha256_of(workload),
+        )
+        return Ran(done, reference(folder))
+
+    def reference(_place: Path) -> RecordedRun:
+        scenario, works = planned(compare._workloads(PART, [0])[0])
+        return RecordedRun(scenario, works, 98.0, 12)
+
+    monkeypatch.setattr(compare, "run_one", run_one)
+    monkeypatch.setattr(compare, "recorded", reference)
+
+
+async def broken_off(folder: Path) -> None:
+    with pytest.raises(Transient):
+        await compare.compare(
+            PART, folder, lambda _: None, policies=["waterlevel", "async", "colocate"], seeds=[0], split=6
+        )
+
+
+async def test_a_comparison_that_is_broken_off_keeps_what_was_measured(tmp_path: Path) -> None:
+    await broken_off(tmp_path)
+    result = again(PART, tmp_path)
+    assert [(row["label"], row["seconds"], row["ratio"]) for row in result["rows"]] == [
+        ("waterlevel", 100.0, 1.0),
+        ("async", 140.0, 1.4),
+    ]
+    assert all(row["simulated"] > 0 for row in result["rows"])
+    # The report so far was written as it came.
+    assert json.loads((tmp_path / "heavy-tailed.json").read_text()) == result
+
+
+async def test_the_report_is_of_the_runs_asked_for(tmp_path: Path) -> None:
+    await broken_off(tmp_path)
+    (row,) = again(PART, tmp_path, policies=["async"], seeds=[0])["rows"]
+    assert (row["label"], row["ratio"]) == ("async", None)
+    assert row["simulated"] > 0  # from the records of the policy under test, which lie there
+    for policies, seeds in ((["colocate"], []), ([], [1])):
+        with pytest.raises(InvalidInput, match="no finished run"):
+            again(PART, tmp_path, policies=policies, seeds=seeds)
+    with pytest.raises(InvalidInput, match="none of"):
+        again(PART, tmp_path, policies=["lottery"])
+
+
+async def test_where_nothing_was_kept_nothing_is_reported(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="no finished run"):
+        again(PART, tmp_path / "absent")
