@@ -16,6 +16,7 @@ from infra.weights.folder import folder_checksum, load_weights
 from infra.weights.plain import arrays_checksum, load_arrays
 from tests.workers.cell.training.material import pack, sampled
 from tests.workers.cell.training.rig import BOOT, Rig, endpoint
+from workers.cell.training.exposure import Exposure
 from workers.cell.training.loss import micro_step_loss
 from workers.cell.training.model import PolicyModel
 from workers.cell.training.paced import PacedActor
@@ -152,6 +153,44 @@ def test_an_update_that_nobody_recorded_is_taken_back(rig: PacedRig) -> None:
     rig.core.take_back(m.BatchRequest(batch="b", **BOOT))
     assert (rig.core.status().version, rig.core.status().checksum) == (0, before)
     assert rig.core.combine(request).checksum == reply.checksum
+
+
+def update(rig: PacedRig, version: int) -> None:
+    """One committed update of the core, to `version`."""
+    batch = f"b{version}"
+    rig.core.combine(rig.batch(batch=batch, seed=version))
+    rig.core.commit(m.Commit(batch=batch, version=version, **BOOT))
+
+
+@pytest.mark.timeout(25)  # waiting for the reader would take 30 s
+def test_a_snapshot_whose_slot_is_being_read_is_refused_and_not_waited_for(rig: PacedRig) -> None:
+    old = rig.core.expose_snapshot(m.ExposeSnapshot(version=0, **BOOT))
+    update(rig, 1)
+    rig.core.release_snapshot(
+        m.ReleaseSnapshot(pin=rig.core.expose_snapshot(m.ExposeSnapshot(version=1, **BOOT)).pin, **BOOT)
+    )
+    update(rig, 2)
+    with pytest.raises(StillHeld, match="the slot that is to be overwritten"):
+        rig.core.expose_snapshot(m.ExposeSnapshot(version=2, **BOOT))
+    rig.core.release_snapshot(m.ReleaseSnapshot(pin=old.pin, **BOOT))
+    now = rig.core.expose_snapshot(m.ExposeSnapshot(version=2, **BOOT))
+    assert (now.version, now.checksum) == (2, rig.core.status().checksum)
+
+
+def test_other_weights_of_the_same_version_are_copied_anew() -> None:
+    """A batch combined again with other members gives the same version, other weights."""
+    held = np.zeros(3, dtype=np.float32)
+    exposed = Exposure(endpoint(0), 1, 3, allocate=lambda: np.empty_like(held), fill=lambda flat: np.copyto(flat, held))
+    first = exposed.expose(1, "a")
+    held[:] = 7
+    second, again = exposed.expose(1, "b"), exposed.expose(1, "b")
+    into = np.empty_like(held)
+    for reply, value in ((first, 0), (second, 7), (again, 7)):
+        endpoint(1).read(reply.manifest, {"weights": into}, timeout_seconds=20)
+        assert into.tolist() == [value] * 3
+        exposed.release(reply.pin)
+    exposed.close()
+    assert (exposed.bytes, exposed.pins) == (0, 0)
 
 
 def test_memory_is_given_up_only_without_a_batch(rig: PacedRig) -> None:

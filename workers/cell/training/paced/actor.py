@@ -59,10 +59,16 @@ class PacedActor(OneByOne, CellActor):
     def _optimizer_steps(self) -> int | None:
         return self._weights.optimizer_steps if self._is_core else None
 
+    def _begin_to_lead(self) -> None:
+        """Its optimizer is a count of updates, kept with the weights."""
+
+    def _end_leading(self) -> None:
+        """As above: nothing else to let go of."""
+
     # -- resources -----------------------------------------------------------------------------------------------------
 
     def release_snapshot(self, request: m.ReleaseSnapshot) -> m.ResourceReply:
-        self._weights.release_pin(request.pin)
+        self._weights.snapshots.release(request.pin)
         return self._resources()
 
     def resume(self, request: m.Resume) -> m.ResourceReply:
@@ -73,7 +79,7 @@ class PacedActor(OneByOne, CellActor):
     def release(self, request: m.Release) -> m.ResourceReply:
         """Raises StillHeld while a batch is not committed or discarded, or a snapshot is being read."""
         self._require_no_batch()
-        self._weights.close_snapshots()
+        self._weights.snapshots.close()
         if self._sum is not None:
             self._sum.close()
             self._sum = None
@@ -234,8 +240,8 @@ class PacedActor(OneByOne, CellActor):
     def _resources(self) -> m.ResourceReply:
         return resources(
             gradient_bytes=self._sum.bytes if self._sum is not None else 0,
-            snapshot_bytes=self._weights.snapshot_bytes,
-            pins=self._weights.pins,
+            snapshot_bytes=self._weights.snapshots.bytes,
+            pins=self._weights.snapshots.pins,
         )
 
 

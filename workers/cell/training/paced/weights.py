@@ -1,23 +1,20 @@
 """The weights of a paced trainer as numpy arrays: exposed, pulled, stepped and exported."""
 
-import threading
 from pathlib import Path
 
 import numpy as np
 
 from infra.checkpoints import Checkpoint, CheckpointMeta, CheckpointStore
-from infra.transfer import PublishedBuffers, TransferEndpoint
+from infra.transfer import TransferEndpoint
 from infra.weights.architecture import Architecture
 from infra.weights.folder import export_folder
 from infra.weights.names import hf_shapes
 from infra.weights.plain import Arrays, arrays_checksum, load_arrays, save_arrays
+from workers.cell.training.exposure import BUFFER_NAME, Exposure
 from workers.cell.training.lineage import Lineage, require_checksum
 from workers.cell.training.weights_state import HeldWeights, WeightsState
 from workflows.messages import training as m
-from workflows.messages.errors import CheckpointUnusable, ChecksumMismatch, StillHeld
-
-BUFFER_NAME = "weights"
-PIN_SECONDS = 120.0
+from workflows.messages.errors import CheckpointUnusable, ChecksumMismatch
 
 
 class PacedWeights(Lineage):
@@ -26,11 +23,12 @@ class PacedWeights(Lineage):
     def __init__(self, base: Path, store: CheckpointStore, endpoint: TransferEndpoint, boot_epoch: int) -> None:
         super().__init__(WeightsState(), store)
         self.optimizer_steps = 0
-        self._base, self._endpoint, self._boot_epoch = base, endpoint, boot_epoch
+        self._base, self._endpoint = base, endpoint
         self._shapes = hf_shapes(Architecture.from_folder(base))
         self._flat = np.zeros(sum(int(np.prod(shape)) for shape in self._shapes.values()), dtype=np.float32)
-        self._published: PublishedBuffers | None = None
-        self._lock = threading.Lock()
+        self.snapshots = Exposure(
+            endpoint, boot_epoch, self.elements, allocate=lambda: np.empty_like(self._flat), fill=self._copy_into
+        )
 
     @property
     def elements(self) -> int:
@@ -39,37 +37,8 @@ class PacedWeights(Lineage):
     # --- who reads them
 
     def expose(self, version: int) -> m.SnapshotReply:
-        with self.state.reading(version) as held, self._lock:
-            if self._published is None:
-                self._published = PublishedBuffers(self._endpoint, self._boot_epoch, pin_seconds=PIN_SECONDS)
-            if self._published.version != version:
-                self._published.publish(version, {BUFFER_NAME: self._flat})
-            pin = self._published.pin()
-        return m.SnapshotReply(
-            version=version, checksum=held.checksum, manifest=pin.manifest, pin=pin.id, pin_seconds=PIN_SECONDS
-        )
-
-    def release_pin(self, pin: str) -> None:
-        if self._published is not None:
-            self._published.release(pin)
-
-    @property
-    def pins(self) -> int:
-        return self._published.pins() if self._published is not None else 0
-
-    @property
-    def snapshot_bytes(self) -> int:
-        return 2 * self._flat.nbytes if self._published is not None else 0
-
-    def close_snapshots(self) -> None:
-        """Raises StillHeld while somebody reads."""
-        with self._lock:
-            if self._published is None:
-                return
-            if self._published.pins():
-                raise StillHeld(f"{self._published.pins()} readers still hold a snapshot")
-            self._published.close()
-            self._published = None
+        with self.state.reading(version) as held:
+            return self.snapshots.expose(held.version, held.checksum)
 
     def export(self, request: m.ExportWeights) -> m.ExportReply:
         folder = Path(request.folder)
@@ -123,6 +92,9 @@ class PacedWeights(Lineage):
         with self.state.changing():
             self._flat, self.optimizer_steps = self._flattened(arrays), checkpoint.meta.optimizer_steps
             self.state.now_hold(checkpoint.meta.version, checkpoint.meta.checksum)
+
+    def _copy_into(self, flat: np.ndarray) -> None:
+        flat[:] = self._flat
 
     def _flattened(self, arrays: Arrays) -> np.ndarray:
         return np.concatenate([arrays[name].ravel() for name in self._shapes])
