@@ -17,8 +17,8 @@ from temporalio.exceptions import ActivityError, FailureError, is_cancelled_exce
 
 from workflows import steps
 from workflows.messages import ids
-from workflows.messages.base import Message
 from workflows.messages.batch import BatchOutcome, BatchSpec, MicroStepTask, OpenedBatch, Sealed, UpdateApplied
+from workflows.messages.carried import Carried
 from workflows.messages.group import AdmittedGroup, MicroStep, PackGroup
 from workflows.messages.scheduling import BatchAbandoned, BatchClosed, GroupAssigned, Member
 from workflows.messages.transition import Resolution
@@ -36,7 +36,7 @@ MAX_EMISSIONS = 12
 """A micro-step that failed this often has something wrong with itself: the batch parks."""
 
 
-class BatchState(Message):
+class BatchState(Carried):
     """Start of a TrainingBatch, and what it carries over."""
 
     spec: BatchSpec

@@ -16,6 +16,7 @@ from workflows.cell_table import CellEntry, CellTable
 from workflows.messages import ids
 from workflows.messages.base import Message
 from workflows.messages.burst import BurstSpec, Purpose
+from workflows.messages.carried import Carried
 from workflows.messages.control import LedgerEntry
 from workflows.messages.execution import ExecutionClosed
 from workflows.messages.fleet import CellRole
@@ -78,10 +79,9 @@ class Slots(Message):
     change: int = 0
 
 
-class SchedulerState(Message):
-    """Start of a Scheduler, and what it carries over; `format` names this layout."""
+class SchedulerState(Carried):
+    """Start of a Scheduler, and what it carries over."""
 
-    format: int = 1
     spec: RunSpec
     weights: Weights = Field(description="the published version")
     accounts: AccountsState = AccountsState()

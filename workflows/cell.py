@@ -17,8 +17,8 @@ from temporalio.exceptions import ApplicationError, ChildWorkflowError, Workflow
 from temporalio.workflow import ParentClosePolicy
 
 from workflows.messages import ids
-from workflows.messages.base import Message
 from workflows.messages.burst import PublishMode
+from workflows.messages.carried import Carried
 from workflows.messages.fleet import COULD_NOT_LEAVE, CellReport, CellRole, CellSpec, CellWorkerUp
 from workflows.messages.scheduling import Weights
 from workflows.messages.transition import (
@@ -48,7 +48,7 @@ SETTLED: Mapping[Direction, CellRole] = {
 """The role after a transition that was done."""
 
 
-class CellState(Message):
+class CellState(Carried):
     """Start of a Cell, and what it carries over when it continues as new."""
 
     run: str

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from pydantic import Field
 
+from infra.code import Code
 from infra.settings.fleet import Fleet
 from workflows.messages.base import Message
 
@@ -32,6 +33,7 @@ class RunManifest(Message):
     linker_ports: tuple[int, ...]
     metrics_port: int = 0
     gone: tuple[int, ...] = Field(default=(), description="cells that were reclaimed: no process is started for them")
+    code: Code | None = Field(default=None, description="the code that its stack was last started with")
 
     @property
     def run(self) -> str:

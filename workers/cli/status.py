@@ -26,7 +26,7 @@ from workers.supervisor.run_folder import is_supervised
 from workflows.books import SchedulerState
 from workflows.cell import CellState
 from workflows.messages.burst import Purpose
-from workflows.messages.errors import Transient
+from workflows.messages.errors import StateUnreadable, Transient
 from workflows.messages.execution import Outcome
 from workflows.messages.ids import cell_workflow_id, scheduler_id
 
@@ -148,7 +148,7 @@ async def _answer(line: Awaitable[str]) -> str:
         return await asyncio.wait_for(line, _ANSWER_SECONDS)
     except TimeoutError:
         return f"no answer within {_ANSWER_SECONDS:g} s: its worker may be busy, or starting; `gyre up` shows which"
-    except (RPCError, WorkflowQueryFailedError) as error:
+    except (RPCError, WorkflowQueryFailedError, StateUnreadable) as error:
         return f"no answer: {error}"
 
 

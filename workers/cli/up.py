@@ -18,7 +18,7 @@ from workers.supervisor.run_folder import CHECKOUT, set_aside
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _TELL_SECONDS = 10.0
 _WAITS_ON = {"control": "control (which starts the Scheduler when cell-0 has its weights)"}
-_STYLES = {"died": "red", "killed": "red", "restarting": "yellow", "ready": "green"}
+_STYLES = {"died": "red", "killed": "red", "restarting": "yellow", "changed": "yellow", "ready": "green"}
 
 
 def up(

@@ -11,8 +11,8 @@ from typing import Any
 import pydantic
 from sqlalchemy import Engine
 from temporalio.client import Client
-from temporalio.common import WorkflowIDConflictPolicy
-from temporalio.worker import Worker
+from temporalio.common import WorkerDeploymentVersion, WorkflowIDConflictPolicy
+from temporalio.worker import Worker, WorkerDeploymentConfig
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxRestrictions
 
 from activities.executions import ExecutionActivities
@@ -22,6 +22,7 @@ from activities.tasks import TaskActivities
 from activities.telemetry import TelemetryActivities
 from activities.trajectories.admission import AdmissionActivities
 from activities.trajectories.packing import PackingActivities
+from infra.code import workflow_code
 from infra.objects import ObjectStore
 from infra.records.batches import committed_weights
 from infra.records.boots import next_boot
@@ -53,7 +54,11 @@ _log = logging.getLogger(__name__)
 
 WORKFLOWS: list[type] = [AgentExecution, Burst, Campaign, Cell, RoleTransition, Scheduler, TrainingBatch]
 FAILURES: Sequence[type[BaseException]] = (pydantic.ValidationError, StepSkipped, StepAborted)
-"""Exceptions that fail a workflow; any other is a bug of ours and keeps its task pending until a fix is deployed."""
+"""Exceptions that fail a workflow; any other keeps its task pending: a bug of ours until a fix is
+deployed, a state of other code (StateUnreadable) until a worker with that code is there."""
+
+DEPLOYMENT = "gyre"
+"""What Temporal calls the control workers, beside the build id of each."""
 
 _LOOK_SECONDS = 0.5
 
@@ -75,9 +80,11 @@ def workflow_runner() -> SandboxedWorkflowRunner:
 def workflow_worker(client: Client, *, max_cached_workflows: int = 500, resume_command: str = PLAIN) -> Worker:
     """Hosts every workflow. The low sticky time-out lets another worker take over quickly after a kill.
 
-    `resume_command`: what a blocked workflow shows, see `workflows.commands`.
+    `resume_command`: what a blocked workflow shows, see `workflows.commands`. The build id is shown, never routed by
+    (docs/decisions/0102-deploying-workflow-code.md).
     """
     show_resume_command(resume_command)
+    build = WorkerDeploymentVersion(DEPLOYMENT, workflow_code())
     return Worker(
         client,
         task_queue=ids.WORKFLOW_QUEUE,
@@ -87,6 +94,7 @@ def workflow_worker(client: Client, *, max_cached_workflows: int = 500, resume_c
         max_cached_workflows=max_cached_workflows,
         sticky_queue_schedule_to_start_timeout=timedelta(seconds=2),
         graceful_shutdown_timeout=timedelta(seconds=5),
+        deployment_config=WorkerDeploymentConfig(build, use_worker_versioning=False),
     )
 
 

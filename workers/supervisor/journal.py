@@ -9,7 +9,8 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class StackEvent:
-    """`event` is started, ready, died, restarting, stopping, killed or stopped; `at` in seconds since the epoch."""
+    """`event` is started, ready, died, restarting, stopping, killed or stopped, of code changed; `at` in seconds since
+    the epoch."""
 
     component: str
     event: str

@@ -211,7 +211,7 @@ def _go_on(before: RunManifest, fleet: Fleet | None, root: Path) -> RunManifest:
         *before.linker_ports,
     ]
     placed = _place(fleet, before.folder, root, keep_or_replace(ports, host=before.host))
-    return placed.model_copy(update={"gone": before.gone})
+    return placed.model_copy(update={"gone": before.gone, "code": before.code})
 
 
 def _place(fleet: Fleet, run_dir: Path, root: Path, ports: list[int]) -> RunManifest:

@@ -21,6 +21,7 @@ import httpx2
 from sqlalchemy import Engine
 from temporalio.client import Client
 
+from infra.code import Code, what_changed
 from infra.processes.identity import ProcessIdentity
 from infra.processes.tree import end_all
 from infra.records.boots import open_doors
@@ -197,6 +198,7 @@ class LocalStack:
         self.records = open_database(self.manifest.database_url, create=True)
         self._held.callback(self.records.dispose)
         self._journal = Journal(self.run_dir / "supervisor.jsonl", self._on_event)
+        await self._note_code()
         specs = sorted(self._components(self.manifest), key=lambda spec: spec.stage)
         # Looked up before anything is started: a missing C library must not leave half a stack.
         self._tie = tied_to_parent()
@@ -217,6 +219,13 @@ class LocalStack:
                 await process.start()
         if self._components is fleet_components:
             self._tasks.append(asyncio.create_task(self._follow(), name="follow the fleet"))
+
+    async def _note_code(self) -> None:
+        """Say when a run goes on with other code than recorded it until now; `run.json` has the code from here on."""
+        code = await asyncio.to_thread(Code.here)
+        if line := what_changed(self.manifest.code, code):
+            self._journal.write(StackEvent("code", "changed", line))
+        self._remember(self.manifest.model_copy(update={"code": code}))
 
     def _process(self, spec: ComponentSpec) -> SupervisedProcess:
         return SupervisedProcess(

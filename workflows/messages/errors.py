@@ -11,7 +11,8 @@
     |   +-- ActorUnavailable        a training actor did not answer, or died
     |   +-- TransferFailed          a one-sided read failed or did not verify; its buffer was discarded
     |   +-- EvaluatorFailure        the grader itself failed; never a reward
-    |   `-- StillHeld               a resource that should be free is not yet free
+    |   +-- StillHeld               a resource that should be free is not yet free
+    |   `-- StateUnreadable         other code wrote a workflow's state; a worker that can read it will come
     `-- Permanent                   retrying cannot help; the workflow parks or rolls back
         +-- Fenced                  an older lease, epoch or attempt tried to act
         +-- VersionMismatch         weights are not the version or checksum that was asked for
@@ -79,6 +80,11 @@ class EvaluatorFailure(Transient):
 
 class StillHeld(Transient):
     """A resource that should be free is not yet free."""
+
+
+class StateUnreadable(Transient):
+    """This code cannot read the state of a workflow, which other code carried over. Nothing is wrong with the state:
+    it waits for a worker with the right code."""
 
 
 class Permanent(GyreError):
