@@ -253,4 +253,4 @@ class Executions:
         told, cells = self.scenario.training, len(self.cells)
         seconds = told.step_seconds * cells / self.scenario.groups_per_step * group.weight / size
         scale = self.gauge.phase(self._step_of(index)).training_scale
-        self.ready.append(ReadyGroup(index, group.version, seconds * scale, self.env.now))
+        self.ready.append(ReadyGroup(index, group.version, seconds * scale, self.env.now, self.workload.cut(index)))

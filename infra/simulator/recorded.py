@@ -16,7 +16,8 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine, select
 
-from infra.records.schema import batches, calls, claims, executions, groups, ledger, micro_steps, transitions
+from infra.records import schema
+from infra.records.schema import batches, calls, claims, executions, groups, ledger, transitions
 from infra.settings.fleet import Fleet
 from infra.simulator.scenario import DEFAULT_VARIANTS, Durations, Engines, Scenario, TrainingModel, Transitions
 from infra.simulator.workload import Recorded, Work
@@ -45,10 +46,11 @@ def read_run(engine: Engine, fleet: Fleet) -> RecordedRun:
             raise InvalidInput("the run has no committed batch with groups; there is nothing to compare with")
         members = _executions(connection, {row.burst for row in done})
         complete = [group for group in members.values() if group]
-        training, micro_steps_each, spans = _training_seconds(connection)
+        micro_steps, spans = _micro_steps(connection, {row.batch for row in done})
         admitted = {row.group_id: row.admitted_at for row in connection.execute(select(groups))}
         moves = _moves(connection)
         waiting = _waiting(connection)
+    training = {group: sum(seconds) for group, seconds in micro_steps.items()}
     per_step = round(median(len(row.groups) for row in done))
     size = round(median(len(group) for group in complete))
     by_burst = _by_burst(done)
@@ -65,6 +67,7 @@ def read_run(engine: Engine, fleet: Fleet) -> RecordedRun:
         ]
         for key, group in sorted(members.items())
     ]
+    cuts = [micro_steps.get(ids.group_id(burst, group), ()) for _, burst, group in sorted(members)]
     launched = min(start for group in complete for _, _, start in group)
     scenario = Scenario(
         name=f"run {fleet.run}",
@@ -86,7 +89,7 @@ def read_run(engine: Engine, fleet: Fleet) -> RecordedRun:
             step_seconds=max(1e-6, mean_training * per_step / cells),
             update_seconds=_update_seconds(done, by_burst, spans, admitted),
             follows_duration=False,
-            micro_steps_per_group=micro_steps_each,
+            micro_steps_per_group=round(median(map(len, micro_steps.values()))) if micro_steps else 1,
         ),
         transitions=Transitions(
             to_training_seconds=moves.get("to_training", 0.0),
@@ -98,7 +101,7 @@ def read_run(engine: Engine, fleet: Fleet) -> RecordedRun:
     )
     seconds = max(row.committed_at for row in done) - launched
     scenario = Scenario.model_validate(scenario.model_dump() | waiting)
-    return RecordedRun(scenario, Recorded(works), seconds, len(complete))
+    return RecordedRun(scenario, Recorded(works, cuts), seconds, len(complete))
 
 
 _Member = tuple[float, float, float]
@@ -149,40 +152,42 @@ def _model_seconds(connection: Connection) -> dict[str, float]:
     return total
 
 
-def _training_seconds(
-    connection: Connection,
-) -> tuple[dict[str, float], int, dict[str, tuple[float, float]]]:
-    """Group -> seconds of one cell on its micro-steps, each counted by its last attempt; how many a group has; and
-    batch -> first claim and last end of those.
+def _micro_steps(
+    connection: Connection, committed: set[str]
+) -> tuple[dict[str, list[float]], dict[str, tuple[float, float]]]:
+    """Group -> seconds of one cell on each of its micro-steps in their order, counted by the last attempt; and batch ->
+    first claim and last end of those. Of the batches that were committed.
 
     A cell works on one micro-step after the other: what it claimed ahead waited until the one before was done.
     """
+    table = schema.micro_steps
     query = (
         select(
-            micro_steps.c.group_id,
+            table.c.group_id,
             claims.c.batch,
             claims.c.micro_step,
             claims.c.cell,
             claims.c.claimed_at,
             claims.c.done_at,
         )
-        .join(claims, (claims.c.batch == micro_steps.c.batch) & (claims.c.micro_step == micro_steps.c.micro_step))
+        .join(claims, (claims.c.batch == table.c.batch) & (claims.c.micro_step == table.c.micro_step))
         .where(claims.c.done_at.is_not(None))
         .order_by(claims.c.attempt)
     )
-    last = {(row.batch, row.micro_step): row for row in connection.execute(query)}
-    total: dict[str, float] = defaultdict(float)
-    count: dict[str, int] = defaultdict(int)
+    last = {(row.batch, row.micro_step): row for row in connection.execute(query) if row.batch in committed}
+    took: dict[tuple[str, int], float] = {}
     free_at: dict[int, float] = {}
     spans: dict[str, tuple[float, float]] = {}
     for row in sorted(last.values(), key=lambda row: row.done_at):
         begun = max(row.claimed_at, free_at.get(row.cell, row.claimed_at))
-        total[row.group_id] += max(0.0, row.done_at - begun)
-        count[row.group_id] += 1
+        took[row.batch, row.micro_step] = max(0.0, row.done_at - begun)
         free_at[row.cell] = row.done_at
-        first, last = spans.get(row.batch, (row.claimed_at, row.done_at))
-        spans[row.batch] = min(first, row.claimed_at), max(last, row.done_at)
-    return total, round(median(count.values())) if count else 1, spans
+        first, end = spans.get(row.batch, (row.claimed_at, row.done_at))
+        spans[row.batch] = min(first, row.claimed_at), max(end, row.done_at)
+    found: dict[str, list[float]] = defaultdict(list)
+    for key, seconds in sorted(took.items()):
+        found[last[key].group_id].append(seconds)
+    return found, spans
 
 
 def _weight(training: dict[str, float], key: tuple[float, str, int], mean: float) -> float:

@@ -6,7 +6,7 @@ groups, and whoever comes later waits for the next batch, or (`claims`) they cla
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import simpy
@@ -14,12 +14,14 @@ import simpy
 
 @dataclass(slots=True)
 class ReadyGroup:
-    """A group whose executions are all closed. `seconds`: training time on one cell."""
+    """A group whose executions are all closed. `seconds`: training time on one cell; `sizes`: of its micro-steps beside
+    each other, empty for equal ones."""
 
     index: int
     version: int
     seconds: float
     ready_at: float
+    sizes: Sequence[float] = ()
 
 
 @dataclass
@@ -146,6 +148,8 @@ class Trainer:
         return group
 
     def _cut(self, group: ReadyGroup) -> list[float]:
+        if total := sum(group.sizes):
+            return [group.seconds * size / total for size in group.sizes]
         return [group.seconds / self._micro_steps] * self._micro_steps
 
     def _claim(self, batch: Batch, cell: int) -> float | None:

@@ -26,6 +26,10 @@ class Workload(Protocol):
 
     def group(self, index: int) -> Sequence[Work]: ...
 
+    def cut(self, index: int) -> Sequence[float]:
+        """Sizes of the group's micro-steps beside each other, in their order; empty: equal ones, as many as are set."""
+        ...
+
 
 class Drawn:
     """Groups drawn from distributions by seed."""
@@ -39,6 +43,9 @@ class Drawn:
         while len(self._groups) <= index:
             self._groups += self._draw(len(self._groups) // CHUNK)
         return self._groups[index]
+
+    def cut(self, index: int) -> Sequence[float]:
+        return ()
 
     def _draw(self, chunk: int) -> list[list[Work]]:
         told = self._durations
@@ -62,12 +69,15 @@ def factors(rng: np.random.Generator, told: Durations, groups: int, size: int) -
 
 
 class Recorded:
-    """Groups of a recorded run, over and over when more are needed than were recorded."""
+    """Groups of a recorded run, over and over when more are needed than were recorded; `cuts`: of each, if known."""
 
-    def __init__(self, groups: Sequence[Sequence[Work]]) -> None:
+    def __init__(self, groups: Sequence[Sequence[Work]], cuts: Sequence[Sequence[float]] = ()) -> None:
         if not groups:
             raise ValueError("no recorded group")
-        self._groups = groups
+        self._groups, self._cuts = groups, cuts
 
     def group(self, index: int) -> Sequence[Work]:
         return self._groups[index % len(self._groups)]
+
+    def cut(self, index: int) -> Sequence[float]:
+        return self._cuts[index % len(self._groups)] if self._cuts else ()

@@ -5,11 +5,15 @@ recorded run (`gyre simulate --from-run` reads it the same way): executions, tra
 those that were measured there, and every policy's time is predicted from them.
 """
 
+from collections.abc import Sequence
+
+from activities.trajectories.cutting import share_out
 from infra.simulator.compare import at_best_split
 from infra.simulator.recorded import RecordedRun
 from infra.simulator.run import simulate
 from infra.simulator.scenario import Durations, Engines, Scenario, Telemetry, TrainingModel, Transitions, Variant
 from infra.simulator.workload import Recorded, Work
+from workers.bench.schedulers.stage import TOKEN_BUDGET
 from workers.bench.schedulers.workload import Workload
 from workflows.messages.policies import PolicySettings
 
@@ -32,6 +36,7 @@ def planned(workload: Workload) -> tuple[Scenario, Recorded]:
         [Work(one.seconds(rate), 0.6, training[index] / mean) for one in group]
         for index, group in enumerate(workload.groups)
     ]
+    cuts = [micro_steps([one.tokens for one in group]) for group in workload.groups]
     scenario = Scenario(
         name=workload.name,
         nodes=workload.cells,
@@ -52,7 +57,12 @@ def planned(workload: Workload) -> tuple[Scenario, Recorded]:
         ),
         transitions=Transitions(to_training_seconds=MOVE_SECONDS, to_rollout_seconds=MOVE_SECONDS, reroute_seconds=0.0),
     )
-    return scenario, Recorded(works)
+    return scenario, Recorded(works, cuts)
+
+
+def micro_steps(tokens: Sequence[int]) -> list[int]:
+    """Tokens of a group's micro-steps as the live packing cuts them, from those of its executions."""
+    return [sum(tokens[index] for index in share) for share in share_out(tokens, TOKEN_BUDGET)]
 
 
 def best_split(workload: Workload, policy: PolicySettings) -> int:

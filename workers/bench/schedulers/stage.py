@@ -19,6 +19,8 @@ from workflows.messages.policies import PolicySettings
 
 RUN, CAMPAIGN = "bench-schedulers", "c"
 CONTEXT_TOKENS = 16384
+TOKEN_BUDGET = 1
+"""One path a micro-step, the finest that flat paths can be cut."""
 _TOKENIZER = CHECKOUT / "infra" / "demo" / "policy"
 _SIZES = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
 _HEADS = {"num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 8}
@@ -97,7 +99,6 @@ def campaign_of(workload: Workload, tasks: Path, policy: PolicySettings) -> Camp
         harness=HarnessChoice(name="command", settings={"command": "true"}),
         limits=Limits(wall_seconds=10 * workload.longest_seconds + 300),
         policy=policy,
-        # One path a micro-step, the finest that flat paths can be cut.
-        training=Training(token_budget=1),
+        training=Training(token_budget=TOKEN_BUDGET),
     )
     return CampaignSpec(run=RUN, name=CAMPAIGN, bursts=workload.bursts, burst=burst)
