@@ -49,7 +49,8 @@ class Measured(Message):
 
     `moves`: cells that went from rollout to training; `planned_moves`: moves for a predicted gain, by phase of the
     workload. `requests_moved`: answers that went on at another engine. `busy_share`: of all processors, whoever used
-    them. Two results with the same `workload_sha256`, `policy_sha256` and `code_version` are of the same thing.
+    them without giving way. Two results with the same `workload_sha256`, `policy_sha256` and `code_version` are of the
+    same thing.
     """
 
     workload: str
