@@ -26,7 +26,7 @@ def draw(looks: list[Look], steps: list[dict[str, Any]], path: Path) -> None:
     level.step(times, [look.capacity for look in looks], where="post", color="#08519c", label="rollout capacity C_R")
     level.step(times, [look.ready for look in looks], where="post", color="#e6550d", label="ready groups")
     level.set_ylabel("executions, groups")
-    level.legend(loc="upper right", fontsize=8)
+    level.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=3, frameon=False, fontsize=8)
     for cell in range(len(looks[0].roles)):
         for begin, end, role in spans(looks, cell):
             roles.broken_barh([(begin - start, end - begin)], (cell - 0.4, 0.8), color=ROLE_COLORS.get(role, "#c0392b"))
@@ -35,9 +35,11 @@ def draw(looks: list[Look], steps: list[dict[str, Any]], path: Path) -> None:
     roles.invert_yaxis()
     roles.legend(
         handles=[Patch(color=ROLE_COLORS[role], label=name) for name, role in _LEGEND.items()],
-        loc="upper right",
-        fontsize=7,
+        loc="lower right",
+        bbox_to_anchor=(1, 1),
         ncols=len(_LEGEND),
+        frameon=False,
+        fontsize=8,
     )
     done = [step for step in steps if step["at"] and step["mean_reward"] is not None]
     reward.plot([step["at"] - start for step in done], [step["mean_reward"] for step in done], "o-", color="#3aa655")
