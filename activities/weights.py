@@ -14,6 +14,7 @@ from temporalio import activity
 from activities.cell import Cell
 from infra.actor import ActorClient
 from infra.checkpoints import CheckpointStore
+from infra.checkpoints.contents import BESIDE_THE_MODEL
 from infra.records.batches import checkpoint_of
 from workflows.messages.cell_steps import EngineVerified, LoadWeights
 from workflows.messages.errors import ActorUnavailable, Fenced, StillHeld, TransferFailed, VersionMismatch
@@ -125,8 +126,8 @@ class WeightsActivities:
         if not name:
             raise VersionMismatch(f"version {weights.version} is neither at the core nor committed as a checkpoint")
         store = CheckpointStore(self._cell.checkpoints)
-        # It hashes whole checkpoints: minutes for a large model, in which heartbeats must go on.
-        found = await asyncio.to_thread(store.find, weights.version, weights.checksum)
+        # It hashes what the engine will load: a minute for a large model, in which heartbeats must go on.
+        found = await asyncio.to_thread(store.find, weights.version, weights.checksum, unread=BESIDE_THE_MODEL)
         return found.folder
 
 

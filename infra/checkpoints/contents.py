@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 OPTIMIZER_FILE, RANDOM_FILE = "optimizer.state", "random.state"
+BESIDE_THE_MODEL = frozenset({OPTIMIZER_FILE, RANDOM_FILE})
+"""What nobody reads who only loads the model: an engine, an export."""
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 

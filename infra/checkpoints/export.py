@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Literal
 
+from infra.checkpoints.contents import BESIDE_THE_MODEL
 from infra.checkpoints.durable import sync_file, sync_folder
 from infra.checkpoints.manifest import Checkpoint
 from infra.weights.checksum import weights_checksum
@@ -38,7 +39,7 @@ def export_model(checkpoint: Checkpoint, run: str, target: Path, dtype: ExportTy
 
     if target.exists() or target.is_symlink():
         raise InvalidInput(f"{target} exists already", field="FOLDER")
-    checkpoint.verify()
+    checkpoint.verify(unread=BESIDE_THE_MODEL)
     tensors = load_weights(checkpoint.folder)
     if weights_checksum(tensors) != checkpoint.meta.checksum:
         raise CheckpointUnusable(f"{checkpoint.folder.name} holds other weights than it promises")

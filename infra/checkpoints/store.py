@@ -13,7 +13,7 @@ checkpoint is ever overwritten; the committed one is never pruned. What the file
 import logging
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from infra.checkpoints import manifest
@@ -74,16 +74,17 @@ class CheckpointStore:
         """
         return self._first_whole(lambda _version, _checksum: True, "no complete checkpoint")
 
-    def find(self, version: int, checksum: str | None = None) -> Checkpoint:
+    def find(self, version: int, checksum: str | None = None, *, unread: Collection[str] = ()) -> Checkpoint:
         """The newest verified checkpoint of `version` (and `checksum`, if given).
 
-        Raises CheckpointUnusable, naming what is damaged, if there is none.
+        Whoever leaves some of its files `unread` is spared their hashing (see `Checkpoint.damage`). Raises
+        CheckpointUnusable, naming what is damaged, if there is none.
         """
 
         def wanted(found: int, its_checksum: str | None) -> bool:
             return found == version and (checksum is None or its_checksum in (None, checksum))
 
-        return self._first_whole(wanted, f"no complete checkpoint of version {version} with that checksum")
+        return self._first_whole(wanted, f"no complete checkpoint of version {version} with that checksum", unread)
 
     def commit(self, name: str) -> None:
         """Mark a checkpoint as committed; an older one than is committed already changes nothing.
@@ -136,7 +137,9 @@ class CheckpointStore:
         for draft in self.root.glob(f"{_DRAFT}*"):
             _remove(draft)
 
-    def _first_whole(self, is_wanted: Callable[[int, str | None], bool], otherwise: str) -> Checkpoint:
+    def _first_whole(
+        self, is_wanted: Callable[[int, str | None], bool], otherwise: str, unread: Collection[str] = ()
+    ) -> Checkpoint:
         """The newest wanted one that verifies; `is_wanted` gets version and checksum (None: it cannot be read)."""
         faults: list[str] = []
         for name, reason in self.broken().items():
@@ -147,7 +150,7 @@ class CheckpointStore:
             if not is_wanted(checkpoint.meta.version, checkpoint.meta.checksum):
                 continue
             try:
-                checkpoint.verify()
+                checkpoint.verify(unread)
                 return checkpoint
             except CheckpointUnusable as damage:
                 log.warning("checkpoint passed over: %s", damage)

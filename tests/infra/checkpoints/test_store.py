@@ -188,6 +188,24 @@ def test_a_flipped_byte_anywhere_is_found_and_named(store: CheckpointStore, name
     checkpoint.verify()
 
 
+def test_only_what_is_read_is_hashed(store: CheckpointStore) -> None:
+    """Whoever loads the weights is not kept from them by the rest, and hashes none of it."""
+    folder = store.write(meta(3), fill).folder
+    (folder / "state").write_bytes(b"t")
+    assert store.find(3, unread={"state"}).folder == folder
+    with pytest.raises(CheckpointUnusable, match="state holds other bytes"):
+        store.find(3, unread={"weights"})
+    with pytest.raises(CheckpointUnusable, match="state holds other bytes"):
+        store.find(3)
+
+
+@pytest.mark.parametrize("damage", [cut_file, lose_file, add_file, cut_manifest, lose_seal])
+def test_what_is_not_read_still_belongs_to_a_sealed_set(store: CheckpointStore, damage: Callable[[Path], None]) -> None:
+    damage(store.write(meta(3), fill).folder)
+    with pytest.raises(CheckpointUnusable):
+        store.find(3, unread={"weights", "state"})
+
+
 def test_everything_that_is_damaged_is_named(store: CheckpointStore) -> None:
     checkpoint = store.write(meta(3), fill)
     cut_file(checkpoint.folder)
