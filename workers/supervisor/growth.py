@@ -55,6 +55,12 @@ def with_cell(manifest: RunManifest, cell: CellSpec) -> RunManifest:
     )
 
 
+def offered_anew(manifest: RunManifest, cell: CellSpec) -> bool:
+    """Whether `cell`, whose worker runs, is another one than `run.json` has in its place: it left and came back between
+    two looks, and the later offer is the one that holds."""
+    return with_cell(manifest, cell).fleet != manifest.fleet
+
+
 def without_cell(manifest: RunManifest, index: int) -> RunManifest:
     """The manifest after cell `index` has left: its place is kept, no process is started for it."""
     return manifest.model_copy(update={"gone": tuple(sorted({*manifest.gone, index}))})

@@ -245,15 +245,18 @@ class LocalStack:
             if wanted is None:
                 continue
             try:
-                for cell in wanted:
-                    if engine_id(cell.index) not in self._processes:
-                        await self._add(cell)
-                for index in sorted(
-                    {cell.index for cell in self.manifest.fleet.cells} - {cell.index for cell in wanted}
-                ):
-                    await self._remove(index)
+                await self._follow_to(wanted)
             except (OSError, ValueError, Transient) as error:  # tried again at the next look
                 self._journal.write(StackEvent("fleet", "died", str(error)))
+
+    async def _follow_to(self, wanted: Sequence[CellSpec]) -> None:
+        for cell in wanted:
+            if engine_id(cell.index) in self._processes and growth.offered_anew(self.manifest, cell):
+                await self._remove(cell.index)
+            if engine_id(cell.index) not in self._processes:
+                await self._add(cell)
+        for index in sorted({cell.index for cell in self.manifest.fleet.cells} - {cell.index for cell in wanted}):
+            await self._remove(index)
 
     async def _add(self, cell: CellSpec) -> None:
         self._remember(growth.with_cell(self.manifest, cell))

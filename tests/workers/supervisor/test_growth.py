@@ -1,5 +1,7 @@
 """The manifest follows the fleet: where offered cells are found, which are gone, and how a run goes on with them."""
 
+import sys
+
 import pytest
 from sqlalchemy import insert
 
@@ -8,11 +10,15 @@ from infra.records.schema import executions
 from infra.settings.fleet import Fleet
 from infra.settings.run import RunManifest, load_run
 from tests.infra.report.closed import execution_row
-from workers.supervisor.components import fleet_components
-from workers.supervisor.growth import with_cell, without_cell
+from workers.supervisor import stack as stack_module
+from workers.supervisor.components import CELL_STAGE, ComponentSpec, fleet_components
+from workers.supervisor.growth import offered_anew, with_cell, without_cell
+from workers.supervisor.journal import Journal
 from workers.supervisor.run_folder import open_manifest
+from workers.supervisor.stack import LocalStack
 from workflows.messages.errors import InvalidInput
 from workflows.messages.fleet import CellSpec
+from workflows.messages.ids import engine_id
 
 
 @pytest.fixture
@@ -61,6 +67,41 @@ def test_a_cell_that_left_has_no_worker_until_its_place_is_offered_again(manifes
     assert (smaller.gone, workers(smaller)) == ((1,), ["cell-0", "cell-2"])
     back = with_cell(smaller, CellSpec(index=1, slots=5))
     assert (back.gone, back.fleet.cells[1].slots, back.engine_ports) == ((), 5, manifest.engine_ports)
+
+
+def test_a_cell_that_came_back_as_another_one_is_seen(manifest):
+    same, other = CellSpec(index=2), CellSpec(index=2, slots=5)
+    assert [offered_anew(manifest, cell) for cell in (same, other)] == [False, True]
+    assert not offered_anew(with_cell(manifest, other), other)
+
+
+async def test_the_later_offer_wins_although_the_worker_of_the_earlier_one_still_runs(
+    tmp_path, fleet, manifest, monkeypatch
+):
+    """Reclaimed and offered again between two looks: `run.json` has the new cell, and a worker that has read it."""
+    sleeping = (sys.executable, "-S", "-c", "import time; time.sleep(60)")
+    monkeypatch.setattr(
+        stack_module, "cell_worker", lambda manifest, index: ComponentSpec(engine_id(index), sleeping, stage=CELL_STAGE)
+    )
+    stack = LocalStack(fleet, tmp_path / "run")
+    stack.manifest, stack._journal, stack._tie = manifest, Journal(tmp_path / "journal"), None
+    cells, other = manifest.fleet.cells, CellSpec(index=2, slots=5)
+    try:
+        await stack._follow_to(cells)
+        before = stack.processes()
+        await stack._follow_to(cells)
+        assert stack.processes() == before, "nothing has changed"
+        await stack._follow_to((*cells[:2], other))
+        after = stack.processes()
+        assert after["cell-2"] not in (None, before["cell-2"])
+        assert {name: after[name] for name in ("cell-0", "cell-1")} == {
+            name: before[name] for name in ("cell-0", "cell-1")
+        }
+        assert (load_run(manifest.folder).fleet.cells[2], load_run(manifest.folder).gone) == (other, ())
+        await stack._follow_to(cells[:2])
+        assert (set(stack.processes()), load_run(manifest.folder).gone) == ({"cell-0", "cell-1"}, (2,))
+    finally:
+        await stack.stop()
 
 
 def test_a_run_goes_on_with_the_cells_it_has_grown_to(tmp_path, fleet, manifest):
