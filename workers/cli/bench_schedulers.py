@@ -15,7 +15,7 @@ from workflows.messages.errors import InvalidInput
 
 
 def bench(
-    part: Literal["heavy-tailed", "nl2repobench", "two-phases", "two-phases-noisy"] = "heavy-tailed",
+    part: Literal["heavy-tailed", "published-batch", "nl2repobench", "two-phases", "two-phases-noisy"] = "heavy-tailed",
     *,
     policies: list[str] | None = None,
     seeds: list[int] | None = None,
@@ -30,8 +30,9 @@ def bench(
     Parameters
     ----------
     part
-        `heavy-tailed`, `nl2repobench`: waterlevel against async and colocate. `two-phases`: throughput
-        against async. `two-phases-noisy`: throughput, with everything that is measured off by 30%.
+        `heavy-tailed`, `published-batch` (16 groups a step), `nl2repobench`: waterlevel against async and
+        colocate. `two-phases`: throughput against async. `two-phases-noisy`: throughput, with everything that is
+        measured off by 30%.
     policies
         Which ones; all of the part without it.
     seeds

@@ -43,21 +43,43 @@ def heavy_tailed(seed: int) -> Workload:
     return published("heavy-tailed", seed, mean_hours=MEAN_HOURS / 4, spread=2.0, hour_seconds=36.0)
 
 
+def published_batch(seed: int) -> Workload:
+    """The same with the published batch: where a micro-step is a whole execution, a batch of four groups is coarse."""
+    return published(
+        "published-batch",
+        seed,
+        mean_hours=MEAN_HOURS / 4,
+        spread=2.0,
+        hour_seconds=72.0,
+        groups_per_step=16,
+        turn_seconds=2 * TURN_SECONDS,
+    )
+
+
 def nl2repobench(seed: int) -> Workload:
     """The published 122B setting on NL2RepoBench at E[d] = 1, as it was fitted."""
     return published("nl2repobench", seed, mean_hours=MEAN_HOURS, spread=1.0, hour_seconds=12.0)
 
 
-def published(name: str, seed: int, *, mean_hours: float, spread: float, hour_seconds: float) -> Workload:
-    """The 122B setting with a quarter of its groups a step; an hour takes `hour_seconds`."""
+def published(
+    name: str,
+    seed: int,
+    *,
+    mean_hours: float,
+    spread: float,
+    hour_seconds: float,
+    groups_per_step: int = 4,
+    turn_seconds: float = TURN_SECONDS,
+) -> Workload:
+    """The 122B setting, by default with a quarter of its groups a step; an hour takes `hour_seconds`."""
     fit, _ = load_fit()
-    cells, size, steps, groups_per_step = 8, fit.executions_per_group, 3, 4
+    cells, size, steps = 8, fit.executions_per_group, 3
     shape = shape_of(size, MEAN_HOURS, LONGEST_HOURS, LONG_SHARE)
     wide = Shape(query_sigma=shape.query_sigma * spread, execution_sigma=shape.execution_sigma * spread)
     random = Random(f"{name}/{seed}")
     factors = stratified(random, groups_per_step * steps, size, wide)
     seconds = mean_hours * hour_seconds
-    groups = [[execution(random, seconds * factor) for factor in group] for group in factors]
+    groups = [[execution(random, seconds * factor, turn_seconds=turn_seconds) for factor in group] for group in factors]
     per_execution = fit.step_hours * hour_seconds * cells / (groups_per_step * size)
     return Workload(
         name=name,
@@ -135,9 +157,11 @@ def quantiles(random: Random, count: int) -> list[float]:
     return found
 
 
-def execution(random: Random, seconds: float, *, asked: int = ASKED_TOKENS) -> Execution:
-    """An execution of `seconds`, in turns of about `TURN_SECONDS` whose shares vary; `reward` comes later."""
-    shares = [random.uniform(0.5, 1.5) for _ in range(max(1, round(seconds / TURN_SECONDS)))]
+def execution(
+    random: Random, seconds: float, *, asked: int = ASKED_TOKENS, turn_seconds: float = TURN_SECONDS
+) -> Execution:
+    """An execution of `seconds`, in turns of about `turn_seconds` whose shares vary; `reward` comes later."""
+    shares = [random.uniform(0.5, 1.5) for _ in range(max(1, round(seconds / turn_seconds)))]
     turns = []
     for share in shares:
         mine = seconds * share / sum(shares)
@@ -154,7 +178,7 @@ def rewarded(group: Sequence[Execution]) -> tuple[Execution, ...]:
 
 def main() -> None:
     for seed in SEEDS:
-        for workload in (heavy_tailed(seed), nl2repobench(seed)):
+        for workload in (heavy_tailed(seed), published_batch(seed), nl2repobench(seed)):
             save_workload(FILES / f"{workload.name}-{seed}.json", workload)
     for workload in (two_phases(0), two_phases(0, noise=NOISE)):
         save_workload(FILES / f"{workload.name}-0.json", workload)

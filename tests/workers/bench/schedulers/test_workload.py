@@ -63,7 +63,7 @@ def test_wrong_files_are_refused_with_the_reason(tmp_path: Path) -> None:
         load_workload(tmp_path / "w.json")
 
 
-@pytest.mark.parametrize("make", [draw.heavy_tailed, draw.nl2repobench])
+@pytest.mark.parametrize("make", [draw.heavy_tailed, draw.published_batch, draw.nl2repobench])
 def test_the_files_are_what_the_script_makes(make: Callable[[int], Workload]) -> None:
     made = [make(seed) for seed in draw.SEEDS]
     assert [load_workload(path) for path in workload_files(made[0].name).values()] == made
