@@ -32,7 +32,14 @@ class QwenCode(NodeHarness):
         written = {
             "privacy": {"usageStatisticsEnabled": False},
             "telemetry": {"enabled": False},
-            "general": {"enableAutoUpdate": False, "disableAutoUpdate": True, "disableUpdateNag": True},
+            "general": {
+                "enableAutoUpdate": False,
+                "disableAutoUpdate": True,
+                "disableUpdateNag": True,
+                # It would start a helper beside every command. When that one ends, node reaps both, and a command that
+                # has ended by then is taken to have said nothing: its output is read too late.
+                "preventSystemSleep": False,
+            },
             "security": {"auth": {"selectedType": "openai"}},
             "model": {
                 "generationConfig": {

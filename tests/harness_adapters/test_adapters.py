@@ -123,6 +123,12 @@ def test_settings_reach_the_harness(context):
     assert plan.environment["CLAUDE_AUTOCOMPACT_PCT_OVERRIDE"] == "40"
 
 
+def test_qwen_code_starts_no_helper_beside_a_command(context):
+    """The end of such a child makes node take a command that ends with it for one that said nothing."""
+    written = json.loads(adapter_named("qwen-code").launch(context).files[".qwen/settings.json"])
+    assert written["general"]["preventSystemSleep"] is False
+
+
 def printed(context, *events):
     file = context.home / "stdout.log"
     file.write_text("noise\n" + "".join(f"{json.dumps(event)}\n" for event in events) + '{"type": "resu')
