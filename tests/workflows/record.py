@@ -2,8 +2,12 @@
 
 It plays scenes on a server that suggests continue-as-new early, picks one history for every thing that must replay,
 and replaces the folder `histories/`. Nothing is taken out of a history; only the paths of the machine are replaced.
+
+With `--release VERSION` it records nothing: the histories that are there are kept for good as those of a release, which
+is part of making it (tests/workflows/saved.py).
 """
 
+import argparse
 import asyncio
 import re
 import shutil
@@ -16,6 +20,7 @@ from temporalio.api.enums.v1 import EventType
 from temporalio.client import Client, WorkflowHistory
 
 from tests.workflows.histories import has, histories_of
+from tests.workflows.saved import TODAY, keep, of_today
 from tests.workflows.server import connect, dev_server
 from tests.workflows.world import FakeWorld
 from workers.control.worker import workflow_worker
@@ -24,7 +29,6 @@ from workflows.messages.errors import Fenced, TransferFailed
 from workflows.messages.fleet import CellSpec, OfferCell, ReclaimCell
 from workflows.messages.transition import Resolution
 
-FOLDER = Path(__file__).parent / "histories"
 ROOT = Path(__file__).parents[2]
 LIMIT_BYTES = 300_000
 
@@ -199,12 +203,19 @@ def pick(found: list[tuple[str, WorkflowHistory]]) -> dict[str, str]:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--release", metavar="VERSION")
+    release = parser.parse_args().release
+    if release:
+        path = keep(release, of_today())
+        print(f"{path.name}: {path.stat().st_size} bytes")
+        return
     with dev_server("limit.historyCount.suggestContinueAsNew=50") as address:
         picked = pick(asyncio.run(_connected(address)))
-    shutil.rmtree(FOLDER, ignore_errors=True)
-    FOLDER.mkdir()
+    shutil.rmtree(TODAY, ignore_errors=True)
+    TODAY.mkdir()
     for name, text in picked.items():
-        (FOLDER / name).write_text(text)
+        (TODAY / name).write_text(text)
         print(f"{name}: {len(text)} bytes")
 
 
