@@ -3,6 +3,7 @@
 `Cell` is built by the cell worker once per boot; everything in it lives and dies with that boot.
 """
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -63,7 +64,7 @@ class Fence:
 class Cell:
     """One boot of one cell. `published` is the folder on memory-backed storage the engine loads weights from.
 
-    `paused`: the engine was told to stand still, requests and all, and not yet to go on.
+    `paused`: the engine was told to stand still, requests and all, and not yet to go on. `over`: this boot is to end.
     """
 
     run: str
@@ -82,6 +83,7 @@ class Cell:
     peer_linker: Callable[[int], LinkerClient]
     fence: Fence = field(default_factory=Fence)
     paused: bool = False
+    over: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def is_core(self) -> bool:

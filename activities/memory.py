@@ -8,7 +8,7 @@ from activities.cell import Cell
 from activities.training import end_batch
 from infra.engine.release import holding, released
 from infra.records.batches import committed_weights
-from workflows.messages.cell_steps import CellLease
+from workflows.messages.cell_steps import CellLease, RebootCell
 from workflows.messages.errors import StillHeld
 from workflows.messages.training import BatchPhase, Release, Resume
 
@@ -92,6 +92,13 @@ class MemoryActivities:
         held = await self._cell.actor.release(Release(**fence))
         if held.gradient_bytes:
             raise StillHeld(f"the training actor still holds {held.gradient_bytes} bytes of gradients")
+
+    @activity.defn(name="reboot_cell")
+    async def reboot_cell(self, request: RebootCell) -> None:
+        """Have this boot ended by its worker; the supervisor starts the next one."""
+        self._cell.fence.check(request.lease)
+        activity.logger.warning("cell %d is to reboot: %s", self._cell.index, request.reason)
+        self._cell.over.set()
 
     @activity.defn(name="leave_stream")
     async def leave_stream(self, request: CellLease) -> None:

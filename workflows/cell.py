@@ -2,8 +2,9 @@
 
 It knows which boot of its worker is the living one, starts one RoleTransition at a time, and reports every settled
 role to the Scheduler. A newer boot supersedes whatever was going on: the cell starts over with a `boot` transition.
-When a transition parks, the cell waits for an operator (`resolve_step`) or for a new boot of its worker. A cell that
-has left the fleet ends.
+Where a transition cannot go on or back it ends the boot it works on, once: the next boot brings the cell to rollout,
+and the Scheduler decides anew. When a transition parks, the cell waits for an operator (`resolve_step`) or for a new
+boot of its worker. A cell that has left the fleet ends.
 """
 
 import asyncio
@@ -19,7 +20,7 @@ from temporalio.workflow import ParentClosePolicy
 from workflows.messages import ids
 from workflows.messages.burst import PublishMode
 from workflows.messages.carried import Carried
-from workflows.messages.fleet import COULD_NOT_LEAVE, CellReport, CellRole, CellSpec, CellWorkerUp
+from workflows.messages.fleet import COULD_NOT_LEAVE, REBOOTS, CellReport, CellRole, CellSpec, CellWorkerUp
 from workflows.messages.scheduling import Weights
 from workflows.messages.transition import (
     Direction,
@@ -35,6 +36,8 @@ from workflows.transition import RoleTransition
 CELL = SearchAttributeKey.for_keyword("Cell")
 ROLE = SearchAttributeKey.for_keyword("Role")
 
+REBOOT_SECONDS = 600.0
+"""How long a cell that reboots is waited for before somebody is asked."""
 REPORT_SECONDS = 15.0
 """Between attempts to reach a Scheduler that is not there."""
 
@@ -59,6 +62,8 @@ class CellState(Carried):
     loaded: Weights | None = Field(default=None, description="what its engine serves, when in rollout")
     lease: int = Field(default=0, description="number of the last transition; 0: this Cell begins anew")
     unreported: CellReport | None = Field(default=None, description="the Scheduler could not be told")
+    reboots: bool = Field(default=False, description="reboot, once, where a role change fails for good")
+    rebooted: tuple[Direction, ...] = Field(default=(), description="role changes it was tried for, not done since")
     waiting: tuple[MoveCell, ...] = ()
     seen: tuple[str, ...] = Field(default=(), description="moves already taken, newest last, bounded")
 
@@ -84,6 +89,7 @@ class Cell(Parking):
         self.waiting = list(state.waiting)
         self.seen = list(state.seen)
         self.loaded, self.unreported = state.loaded, state.unreported
+        self.reboots, self.rebooted = state.reboots, state.rebooted
         self.new_boot: CellWorkerUp | None = None
 
     @workflow.signal
@@ -196,6 +202,7 @@ class Cell(Parking):
                 case TransitionResult.DONE:
                     leaves = direction in (Direction.TO_TRAINING, Direction.RETIRE)
                     self.loaded = None if leaves else self.weights
+                    self.rebooted = tuple(other for other in self.rebooted if other is not direction)
                     await self._report(SETTLED[direction], move, report.reason)
                     return
                 case TransitionResult.ROLLED_BACK:
@@ -204,6 +211,12 @@ class Cell(Parking):
                     return
                 case TransitionResult.SUPERSEDED:
                     return
+                case TransitionResult.REBOOTED:
+                    if await self._reboots(direction, move, report.reason):
+                        return
+                    late = f"{report.reason}; no boot in {REBOOT_SECONDS:g} s"
+                    report = report.model_copy(update={"reason": late})
+                    await self._report(CellRole.PARKED, move, late)
                 case TransitionResult.PARKED:
                     await self._report(CellRole.PARKED, move, report.reason)
             lost = f"{self.spec.slots} rollout slots are missing while it is parked. {report.reason}"
@@ -212,6 +225,24 @@ class Cell(Parking):
                 return
             if resolution is not Resolution.RETRY:
                 direction, peers, handoff = WAY_BACK[direction], {}, False
+
+    async def _reboots(self, direction: Direction, move: str, reason: str) -> bool:
+        """Wait for the boot that was asked for; whether there is something else to do now than to ask an operator."""
+        self.rebooted = (*self.rebooted, direction)
+        await self._report(CellRole.STARTING, move, f"{REBOOTS}: {reason}")
+        with contextlib.suppress(TimeoutError):
+            await workflow.wait_condition(
+                lambda: self.new_boot is not None or self._retires(),
+                timeout=REBOOT_SECONDS,
+                timeout_summary="its next boot",
+            )
+        return self.new_boot is not None or self._retires()
+
+    def _may_reboot(self, direction: Direction) -> bool:
+        """Once for each role change until that is done, and not where the reboot itself is what fails."""
+        if direction is Direction.BOOT:
+            return self.reboots and not self.rebooted
+        return self.reboots and direction is not Direction.RETIRE and direction not in self.rebooted
 
     def _retires(self) -> bool:
         """The cell was asked to leave the fleet: then nothing has to be put right any more."""
@@ -251,6 +282,7 @@ class Cell(Parking):
             publish=publish,
             trains=trains and direction is Direction.RETIRE,
             leaves_at=leaves_at if direction is Direction.RETIRE else None,
+            may_reboot=self._may_reboot(direction),
         )
         try:
             return await self._run_transition(spec)
@@ -321,6 +353,8 @@ class Cell(Parking):
             loaded=self.loaded,
             lease=self.lease,
             unreported=self.unreported,
+            reboots=self.reboots,
+            rebooted=self.rebooted,
             waiting=tuple(self.waiting),
             seen=tuple(self.seen),
         )

@@ -50,7 +50,7 @@ class Elastic(Allocation):
             raise refusal(f"cell: the run may have {self.spec.max_cells} cells at most")
 
     async def _open_cell(self, cell: CellSpec) -> None:
-        opening = OpenCell(run=self.run_name, spec=cell, weights=self.weights)
+        opening = OpenCell(run=self.run_name, spec=cell, weights=self.weights, reboots=self.spec.reboots)
         await self._control(steps.OPEN_CELL, opening)
 
     @workflow.update

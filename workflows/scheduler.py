@@ -16,7 +16,7 @@ from workflows.messages import ids
 from workflows.messages.burst import BurstSpec, Purpose
 from workflows.messages.control import RecordPublished
 from workflows.messages.execution import ExecutionClosed
-from workflows.messages.fleet import CellReport, CellRole
+from workflows.messages.fleet import REBOOTS, CellReport, CellRole
 from workflows.messages.group import AdmittedGroup
 from workflows.messages.scheduling import (
     BatchAbandoned,
@@ -149,7 +149,8 @@ class Scheduler(Elastic):
         if report.reason.startswith("rolled back"):
             self.cooldown_until = workflow.time() + self._policy().cooldown_seconds
         if report.reason or report.role is CellRole.PARKED:
-            kind = "alarm" if report.role is CellRole.PARKED else "cell"
+            kind = "reboot" if report.reason.startswith(REBOOTS) else "cell"
+            kind = "alarm" if report.role is CellRole.PARKED else kind
             self._note(kind, report.cell, (f"{report.role.value}: {report.reason}",))
         self.dirty = True
 

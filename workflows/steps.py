@@ -99,6 +99,7 @@ RELEASE_KV = Step("release_kv", cell_steps.CellLease, _NONE, Queue.CELL, 15, att
 AWAIT_QUIET = Step("await_quiet", cell_steps.CellLease, _NONE, Queue.CELL, 30, attempts=3, **_CELL)
 RELEASE_ROLLOUT = Step("release_rollout", cell_steps.CellLease, _NONE, Queue.CELL, 60, attempts=6, **_CELL)
 RESTORE_TRAINING = Step("restore_training", cell_steps.CellLease, _NONE, Queue.CELL, 120, attempts=6, **_CELL)
+REBOOT_CELL = Step("reboot_cell", cell_steps.RebootCell, _NONE, Queue.CELL, 15, attempts=2, **_CELL)
 LEAVE_STREAM = Step("leave_stream", cell_steps.CellLease, _NONE, Queue.CELL, 60, attempts=6, **_CELL)
 RELEASE_TRAINING = Step("release_training", cell_steps.CellLease, _NONE, Queue.CELL, 60, attempts=6, **_CELL)
 RESUME_ROLLOUT = Step("resume_rollout", cell_steps.CellLease, _NONE, Queue.CELL, 120, attempts=6, **_CELL)

@@ -10,9 +10,12 @@
 
 Before memory is released a failure rolls back: the door opens again (after a failed release with memory taken and
 weights loaded again, for nobody knows how far it came). A reclaimed cell whose deadline has come does not roll back: it
-is gone with its door closed. After memory is released the transition goes forward by its
-steps' retries and, if that fails for good, ends PARKED; the Cell then waits for an operator. A newer boot of the cell
-worker supersedes the transition at once. KV hand-off is an optimisation: if it fails the destination recomputes.
+is gone with its door closed. After memory is released the transition goes forward by its steps' retries. If that fails
+for good, the way back is the cell's next boot, which this one is ended for (REBOOTED), or, where that may not be or
+was tried before, the transition ends PARKED; the Cell then waits for an operator. A newer boot of the cell worker
+supersedes the transition at once. KV hand-off is an optimisation: if it fails the destination recomputes.
+
+Worker groups give and take by the verbs of `workflows.policy.worker_groups`; the report names what was performed.
 """
 
 import asyncio
@@ -25,7 +28,7 @@ from temporalio.exceptions import ActivityError, is_cancelled_exception
 from workflows import steps
 from workflows.messages import ids
 from workflows.messages.base import Message
-from workflows.messages.cell_steps import CellLease, LoadWeights, PullKv, RetainKv
+from workflows.messages.cell_steps import CellLease, LoadWeights, PullKv, RebootCell, RetainKv
 from workflows.messages.routing import CancelRequest, DoorChange, EngineEntry, HandoffDone, Move, RerouteRequest
 from workflows.messages.transition import (
     Direction,
@@ -36,6 +39,8 @@ from workflows.messages.transition import (
     TransitionSpec,
 )
 from workflows.parking import PHASE, call, failure_text, upsert
+from workflows.policy.component import Component, Verb
+from workflows.policy.worker_groups import WORKER_GROUPS, performed
 from workflows.steps import Step
 
 Argument = TypeVar("Argument", bound=Message)
@@ -43,6 +48,8 @@ Result = TypeVar("Result", bound=Message | None)
 
 CELL = SearchAttributeKey.for_keyword("Cell")
 ROLE = SearchAttributeKey.for_keyword("Role")
+
+_STEPS = {step.name: step for step in steps.STEPS}
 
 AWAIT_KV_SECONDS = 10.0
 """How long a continued request waits for its KV before it recomputes."""
@@ -67,6 +74,7 @@ class RoleTransition:
         self.engine = ids.engine_id(spec.cell.index)
         self.control = ids.control_queue(spec.run)
         self.timings: list[StepTiming] = []
+        self.done: list[str] = []
         self.figures = TransitionFigures()
         self.superseded = False
         self.releasing = self.memory_released = False
@@ -100,6 +108,7 @@ class RoleTransition:
             started_at=started,
             ended_at=workflow.time(),
             steps=tuple(self.timings),
+            verbs=performed(self.done),
             figures=self.figures,
             reason=reason[:1000],
         )
@@ -116,15 +125,13 @@ class RoleTransition:
         match self.spec.direction:
             case Direction.TO_TRAINING:
                 await self._leave_rollout()
-                await self._on_cell(steps.RESTORE_TRAINING, self._lease())
+                await self._perform(Component.TRAINING, Verb.RESUME)
             case Direction.TO_ROLLOUT:
-                await self._on_cell(steps.LEAVE_STREAM, self._lease())
-                await self._on_cell(steps.RELEASE_TRAINING, self._lease())
+                await self._perform(Component.TRAINING, Verb.SUSPEND)
                 await self._on_cell(steps.RESUME_ROLLOUT, self._lease())
                 await self._serve()
             case Direction.RETIRE if self.spec.trains:
-                await self._on_cell(steps.LEAVE_STREAM, self._lease())
-                await self._on_cell(steps.RELEASE_TRAINING, self._lease())
+                await self._perform(Component.TRAINING, Verb.SUSPEND)
             case Direction.RETIRE:
                 await self._leave_rollout()
             case Direction.PUBLISH:
@@ -166,8 +173,13 @@ class RoleTransition:
         if leaving:
             await self._tried(steps.RELEASE_KV, self._lease())
         self.releasing = True
-        await self._on_cell(steps.RELEASE_ROLLOUT, self._lease())
+        await self._perform(Component.ROLLOUT, Verb.SUSPEND)
         self.memory_released = True
+
+    async def _perform(self, component: Component, verb: Verb) -> None:
+        """Every step of a verb that takes the lease alone, in their order."""
+        for name in WORKER_GROUPS[component].steps[verb]:
+            await self._on_cell(_STEPS[name], self._lease())
 
     def _homes(self, moves: tuple[Move, ...]) -> dict[str, tuple[str, ...]]:
         """Destination engine -> executions whose KV it should read."""
@@ -223,7 +235,7 @@ class RoleTransition:
     async def _way_back(self, reason: str) -> tuple[TransitionResult, str]:
         leaves_rollout = self.spec.direction in (Direction.TO_TRAINING, Direction.RETIRE) and not self.spec.trains
         if not leaves_rollout or self.memory_released:
-            return TransitionResult.PARKED, reason
+            return await self._last_resort(reason)
         try:
             if self._overdue():
                 await self._step(steps.CHANGE_DOOR, self._closed_door(), "close-door")
@@ -238,8 +250,20 @@ class RoleTransition:
         except _Superseded:
             return TransitionResult.SUPERSEDED, "a newer boot of the cell worker"
         except _StepFailed as error:
-            return TransitionResult.PARKED, f"{reason}; rolling back failed too: {error}"
+            return await self._last_resort(f"{reason}; rolling back failed too: {error}")
         return TransitionResult.ROLLED_BACK, reason
+
+    async def _last_resort(self, reason: str) -> tuple[TransitionResult, str]:
+        """No step leads on or back: reboot the cell, or park it."""
+        if not self.spec.may_reboot:
+            return TransitionResult.PARKED, reason
+        try:
+            await self._on_cell(steps.REBOOT_CELL, RebootCell(**self._ids(), reason=reason[:500]))
+        except _Superseded:
+            return TransitionResult.SUPERSEDED, "a newer boot of the cell worker"
+        except _StepFailed as error:
+            return TransitionResult.PARKED, f"{reason}; the reboot failed too: {error}"
+        return TransitionResult.REBOOTED, reason
 
     def _overdue(self) -> bool:
         """The cell has to be gone by now: what could not be done for that is not put right any more."""
@@ -281,6 +305,7 @@ class RoleTransition:
             self.timings.append(StepTiming(name=name, seconds=seconds, ok=False, detail=detail))
             raise _StepFailed(name, detail) from error
         self.timings.append(StepTiming(name=name, seconds=workflow.time() - started))
+        self.done.append(step.name)
         return result
 
     def _ids(self) -> dict[str, Any]:

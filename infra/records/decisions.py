@@ -27,7 +27,7 @@ def add_transition(engine: Engine, report: TransitionReport) -> None:
         "direction": report.direction.value,
         "result": report.result.value,
         "steps": [step.model_dump(mode="json") for step in report.steps],
-        "figures": {**report.figures.model_dump(mode="json"), "reason": report.reason},
+        "figures": {**report.figures.model_dump(mode="json"), "reason": report.reason, "verbs": list(report.verbs)},
     }
     try:
         with engine.begin() as connection:

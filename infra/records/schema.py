@@ -252,9 +252,9 @@ transitions = Table(
     Column("direction", String(24), nullable=False),
     Column("started_at", Float, nullable=False),
     Column("ended_at", Float),
-    Column("result", String(20)),  # done | rolled_back | parked
+    Column("result", String(20)),  # done | rolled_back | parked | rebooted | superseded
     Column("steps", JSON),  # [{name, seconds, ...}]
-    Column("figures", JSON),  # workflows.messages.transition.TransitionFigures, and the reason
+    Column("figures", JSON),  # workflows.messages.transition.TransitionFigures, the reason, the verbs
 )
 
 ledger = Table(

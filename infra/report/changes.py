@@ -14,7 +14,7 @@ LEAVING = ("to_training", "retire")
 ROLE_CHANGES = ("to_training", "to_rollout", "retire")
 _DURING = {"boot": "starting", "publish": "publishing", "retire": "retiring"}
 _AFTER = {"to_training": "training", "retire": "retired"}
-_FAILED = {"rolled_back": "rollout", "parked": "parked", "superseded": "starting"}
+_FAILED = {"rolled_back": "rollout", "parked": "parked", "superseded": "starting", "rebooted": "starting"}
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,11 @@ class Change:
     @property
     def seconds(self) -> float:
         return self.ended_at - self.started_at
+
+    @property
+    def verbs(self) -> tuple[str, ...]:
+        """What was done to worker groups, in order: `rollout suspend`."""
+        return tuple(self.figures.get("verbs") or ())
 
     def figure(self, name: str) -> int:
         return int(self.figures.get(name) or 0)

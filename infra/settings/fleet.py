@@ -50,6 +50,9 @@ class Fleet(Message):
         default=0, ge=0, description="graders at once, which `throughput` may share out with harnesses; 0: no limit"
     )
     bounds: Bounds = Bounds()
+    reboots: bool = Field(
+        default=True, description="a cell whose role change fails for good boots anew, once, before it waits for you"
+    )
     max_cells: int = Field(default=64, ge=1, description="how large offers may make the run")
     isolation: Literal["auto", "off", "required"] = Field(
         default="auto", description="of harnesses; auto: whatever this machine allows, which `gyre doctor` shows"

@@ -27,7 +27,15 @@ from workflows.messages.batch import (
     Sealed,
     UpdateApplied,
 )
-from workflows.messages.cell_steps import CellLease, EngineVerified, KvPulled, LoadWeights, PullKv, RetainKv
+from workflows.messages.cell_steps import (
+    CellLease,
+    EngineVerified,
+    KvPulled,
+    LoadWeights,
+    PullKv,
+    RebootCell,
+    RetainKv,
+)
 from workflows.messages.errors import ActorUnavailable, Fenced, VersionMismatch
 from workflows.messages.fleet import CellWorkerUp
 from workflows.messages.scheduling import Weights
@@ -56,6 +64,7 @@ class FakeCell:
         self.highest_lease = 0
         self.stream: Worker | None = None
         self.stream_batch: str | None = None
+        self.next_boot: asyncio.Task[FakeCell] | None = None
         self.serving: asyncio.Task[None] | None = None
         self.client: Client = world.client
         self.worker: Worker | None = None
@@ -188,6 +197,10 @@ class FakeCell:
         if self.engine != request.weights:
             raise VersionMismatch(f"the engine holds {self.engine}")
         return EngineVerified(weights=request.weights, bytes=WEIGHTS_BYTES)
+
+    @step
+    async def reboot_cell(self, request: RebootCell) -> None:
+        self.next_boot = asyncio.create_task(self.world.boot(self.index))
 
     # --- batches
 

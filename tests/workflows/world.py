@@ -80,7 +80,7 @@ class FakeWorld(ControlSteps):
         await self.client.start_workflow(Scheduler.run, state, id=ids.scheduler_id(self.run), task_queue=queue)
         for cell in self.specs:
             name = ids.cell_workflow_id(self.run, cell.index)
-            start = CellState(run=self.run, spec=cell, weights=FIRST)
+            start = CellState(run=self.run, spec=cell, weights=FIRST, reboots=spec.reboots)
             await self.client.start_workflow(Cell.run, start, id=name, task_queue=queue)
 
     async def boot(self, index: int) -> FakeCell:

@@ -1,7 +1,8 @@
 """One boot of a cell: engine and actor come up together, the cell's queue is served, and all of it ends together.
 
-When the engine or the actor dies the worker ends too, and the supervisor starts the next boot: a cell is always one
-consistent boot, and whatever an older one had in hand is fenced by its boot epoch.
+When the engine or the actor dies, or a role change is stuck for good (`reboot_cell`), the worker ends too, and the
+supervisor starts the next boot: a cell is always one consistent boot, and whatever an older one had in hand is fenced
+by its boot epoch.
 """
 
 import asyncio
@@ -49,7 +50,7 @@ ACTOR_SECONDS = 1800.0
 
 
 class CellLost(GyreError):
-    """The engine or the actor of this boot has died, or its cell was offered anew: the boot is over."""
+    """The engine or the actor of this boot has died, its cell was offered anew or is to reboot: the boot is over."""
 
 
 async def serve(run_dir: Path, index: int) -> None:
@@ -77,12 +78,15 @@ async def serve(run_dir: Path, index: int) -> None:
             return
         await held.enter_async_context(_steps(cell, client))
         announced = asyncio.create_task(announce(client, cell.run, _up(manifest, cell)))
-        held.callback(announced.cancel)
+        asked = asyncio.create_task(cell.over.wait())
+        for task in (announced, asked):
+            held.callback(task.cancel)
         _log.info("cell %d, boot %d, is up", index, epoch)
-        await _first(stop, *deaths, announced)
+        await _first(stop, *deaths, announced, asked)
         if not stop.is_set():
             await _say_lost(manifest, cell)
             state = f"engine alive {server.alive}, actor alive {actor.is_alive}, offered anew {announced.done()}"
+            state = "reboots, as it was asked to" if asked.done() else state
             raise CellLost(f"cell {index}, boot {epoch}: {state}")
 
 

@@ -219,6 +219,9 @@ def came_of(entry: Entry, found: Account) -> str:
     parts = [move.result or ("nothing on record yet" if entry.cells else "")]
     if move.ended_at is not None:
         parts[0] += f" in {move.ended_at - entry.at:.1f} s"
+    verbs = dict.fromkeys(verb for change in move.changes for verb in change.verbs)
+    if verbs:
+        parts.append(f"by {', '.join(verbs)}")
     if moved.requests:
         parts.append(f"requests moved: {moved.requests}, paused {moved.pause_seconds:.2f} s")
     if moved.kv_reused or moved.kv_recomputed:
@@ -250,7 +253,9 @@ def _show_transitions(rows: list[tables.Row], run: str, *, json_: bool) -> None:
         table.add_row(
             time.strftime("%H:%M:%S", time.localtime(row["started_at"])),
             str(row["cell"]),
-            f"{row['direction']}\n{row['result']} in {row['seconds']:.2f} s",
+            "\n".join(
+                (row["direction"], f"{row['result']} in {row['seconds']:.2f} s", *row["verbs"].split(", "))
+            ).strip(),
             f"{row['topology_before']}\n{row['topology_after']}",
             "\n".join(part for part in (moved, known, read) if part),
         )

@@ -166,6 +166,7 @@ async def start_run(
         max_cells=fleet.max_cells,
         harness_slots=fleet.harness_slots if fleet.evaluator_slots else 0,
         evaluator_slots=fleet.evaluator_slots,
+        reboots=fleet.reboots,
     )
     books = SchedulerState(
         spec=spec,
@@ -186,7 +187,7 @@ async def start_run(
     for cell in cells:
         await client.start_workflow(
             Cell.run,
-            CellState(run=fleet.run, spec=cell, weights=weights),
+            CellState(run=fleet.run, spec=cell, weights=weights, reboots=fleet.reboots),
             id=ids.cell_workflow_id(fleet.run, cell.index),
             task_queue=ids.WORKFLOW_QUEUE,
             id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,

@@ -47,6 +47,12 @@ class EngineVerified(Message):
     bytes: int = 0
 
 
+class RebootCell(CellLease):
+    """End this boot of the cell, engine and actor with it: the next one begins with nothing of what is stuck."""
+
+    reason: str = ""
+
+
 class HandoffFigures(Message):
     """Asked of the proxy after a hand-off: what the continued requests found in the destination's cache."""
 

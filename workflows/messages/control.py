@@ -54,7 +54,8 @@ class LedgerEntry(Message):
     at: float
     kind: str = Field(
         description="decisions: move, refuse, stay, return, outcome; events: dispatch, publish, close, cell, alarm, "
-        "safe_mode (entered, left), fleet (a cell offered, reclaimed, left)"
+        "reboot (of a cell, to get on), safe_mode (entered, left), "
+        "fleet (a cell offered, reclaimed, left)"
     )
     cell: int | None = None
     reasons: tuple[str, ...] = Field(description="for a decision: the reason's name, then the detail in words")

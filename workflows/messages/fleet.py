@@ -83,6 +83,10 @@ COULD_NOT_LEAVE = "could not leave the fleet"
 """How the reason begins in the report of a cell that was to leave, failed, and serves again."""
 
 
+REBOOTS = "reboots"
+"""As above, of a cell whose role change failed for good and whose worker begins its next boot for that."""
+
+
 class CellReport(Message):
     """Cell workflow to Scheduler: the cell's role has changed for good."""
 

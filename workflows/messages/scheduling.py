@@ -27,14 +27,16 @@ class RunSpec(Message):
     max_cells: int = Field(default=64, ge=1, description="how large offers may make the run")
     harness_slots: int = Field(default=0, ge=0, description="harnesses at once; 0: not the scheduler's to share out")
     evaluator_slots: int = Field(default=0, ge=0, description="graders at once; 0: as above")
+    reboots: bool = Field(default=False, description="of cells that are offered: see CellState")
 
 
 class OpenCell(Message):
-    """Start the workflow of a cell that has joined the run."""
+    """Start the workflow of a cell that has joined the run; its start is this (`workflows.cell.CellState`)."""
 
     run: str
     spec: CellSpec
     weights: Weights
+    reboots: bool = False
 
 
 class OpenBurst(Message):

@@ -52,6 +52,7 @@ class TransitionSpec(Message):
     publish: PublishMode = "recompute"
     trains: bool = Field(default=False, description="the cell is in training when it retires")
     leaves_at: float | None = Field(default=None, description="when it retires: gone by then, whatever fails")
+    may_reboot: bool = Field(default=False, description="where it would park: end this boot, the next one serves")
 
     @property
     def lease_id(self) -> str:
@@ -87,6 +88,7 @@ class TransitionResult(StrEnum):
     DONE = "done"
     ROLLED_BACK = "rolled_back"
     PARKED = "parked"
+    REBOOTED = "rebooted"
     SUPERSEDED = "superseded"
 
 
@@ -101,6 +103,7 @@ class TransitionReport(Message):
     started_at: float
     ended_at: float
     steps: tuple[StepTiming, ...]
+    verbs: tuple[str, ...] = Field(default=(), description="what was done to worker groups: `rollout suspend`")
     figures: TransitionFigures = TransitionFigures()
     reason: str = ""
 

@@ -31,6 +31,16 @@ class Strategy(StrEnum):
     REBOOT = "reboot"
 
 
+class Verb(StrEnum):
+    """What is done to a component's worker group; `workflows.policy.worker_groups` says by which steps."""
+
+    RESUME = "resume"
+    RESIZE = "resize"
+    MOVE_STATE = "move_state"
+    SUSPEND = "suspend"
+    REBOOT = "reboot"
+
+
 class Measurement(Message):
     """One window of a component: items it finished, slot-seconds it was busy with them, and how full it was (0..1)."""
 
@@ -69,8 +79,11 @@ class Action(Message):
     """One step of a migration, for one component's worker group."""
 
     component: Component
-    verb: str = Field(pattern="^(create|resume|resize|move_state|suspend|destroy|reboot)$")
+    verb: Verb
     units: int = Field(ge=1)
+
+    def __str__(self) -> str:
+        return f"{self.component} {self.verb}"
 
 
 class Plan(Message):

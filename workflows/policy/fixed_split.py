@@ -1,10 +1,13 @@
 """The `async` policy: a fixed split. The first `split` eligible cells train for good, the others serve for good.
 
-Training idles while it waits for groups, rollout while it waits for dispatch. With a single cell and no standalone
-engine there is nothing to split: the policy degrades to `colocate` and says so.
+Training idles while it waits for groups, rollout while it waits for dispatch. A cell that trains beyond the split (it
+was on its way when the split was frozen, or stood in for a parked one) goes back between two batches, when nothing that
+it has accumulated is lost. With a single cell and no standalone engine there is nothing to split: the policy degrades
+to `colocate` and says so.
 """
 
 from workflows.messages.fleet import CellRole
+from workflows.messages.transition import Direction
 from workflows.policy import whole_pool
 from workflows.policy.answers import core_absence, move, refuse
 from workflows.policy.bounds import split_of
@@ -23,15 +26,20 @@ def alone(state: PolicyState) -> bool:
 
 
 def decide(state: PolicyState, memory: Memory) -> tuple[Decision, Memory]:
-    """Bring the split about, one cell at a time; then nothing moves."""
+    """Bring the split about, one cell at a time, and send back who is beyond it; then nothing moves."""
     if alone(state):
         decision, memory = whole_pool.decide(state, memory)
         return decision.model_copy(update={"detail": f"a single cell cannot be split; {decision.detail}"}), memory
     absence = core_absence(state)
     if absence is not None:
         return absence, memory
-    missing = [cell for cell in trainers(state) if cell.role is not CellRole.TRAINING]
+    held = trainers(state)
+    missing = [cell for cell in held if cell.role is not CellRole.TRAINING]
     if not missing:
+        beyond = [cell.index for cell in state.cells if cell.role is CellRole.TRAINING and cell not in held]
+        if beyond and state.batch is None:
+            detail = f"beyond the {split_of(state)} cells that train"
+            return move(state, beyond[::-1], Reason.SPLIT, detail, Direction.TO_ROLLOUT), memory
         return refuse(None, Reason.SPLIT, f"{split_of(state)} cells train, the others serve"), memory
     cell = missing[0]
     if state.move_under_way:

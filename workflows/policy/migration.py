@@ -1,19 +1,20 @@
-"""The one interface by which worker groups give and take resources: what to do, in which order, and what it takes.
+"""How a plan's units change sides: what to do, in which order, and what it takes.
 
-Each group says which strategies it supports and how long each takes; the cheapest one is used, reboot is what always
-works. What is created is created before anything is destroyed, so that a failure leaves the old allocation standing.
+Each worker group says which strategies it supports and how long each takes; the quickest one is used, reboot is what
+always works. What takes on does so before anything is given up, so that a failure leaves the old allocation standing.
 Cells cannot hold both roles' memory at once: there the donor is suspended (its processes stay) before the receiver
 resumes.
 """
 
-from workflows.policy.component import CELLS, Action, ComponentView, Strategy
+from workflows.policy.component import CELLS, Action, ComponentView, Strategy, Verb
 
-_TAKING = {
-    Strategy.SUSPEND: "resume",
-    Strategy.RESIZE: "resize",
-    Strategy.MOVE_STATE: "move_state",
-    Strategy.REBOOT: "reboot",
+_GIVING = {
+    Strategy.SUSPEND: Verb.SUSPEND,
+    Strategy.RESIZE: Verb.RESIZE,
+    Strategy.MOVE_STATE: Verb.MOVE_STATE,
+    Strategy.REBOOT: Verb.REBOOT,
 }
+_TAKING = {**_GIVING, Strategy.SUSPEND: Verb.RESUME}
 
 
 def strategy_of(view: ComponentView) -> Strategy:
@@ -29,9 +30,6 @@ def migration_seconds(donor: ComponentView, receiver: ComponentView) -> float:
 
 def actions_of(donor: ComponentView, receiver: ComponentView, units: int) -> tuple[Action, ...]:
     """The steps of a reallocation in order."""
+    give = Action(component=donor.name, verb=_GIVING[strategy_of(donor)], units=units)
     take = Action(component=receiver.name, verb=_TAKING[strategy_of(receiver)], units=units)
-    if donor.resource == CELLS:
-        give = "suspend" if strategy_of(donor) is Strategy.SUSPEND else _TAKING[strategy_of(donor)]
-        return (Action(component=donor.name, verb=give, units=units), take)
-    create = take if take.verb != "reboot" else Action(component=receiver.name, verb="create", units=units)
-    return (create, Action(component=donor.name, verb="destroy", units=units))
+    return (give, take) if donor.resource == CELLS else (take, give)

@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
-from workflows.policy.component import CELLS, SLOTS, Component, ComponentView, Measurement, Strategy
+from workflows.policy.component import Component, ComponentView, Measurement
+from workflows.policy.worker_groups import WORKER_GROUPS
 
 SLOT_SECONDS = 1.0
 """What a processor slot takes to be given to the other side: its work in hand is finished first."""
@@ -40,14 +41,14 @@ def component_views(
         views.append(
             ComponentView(
                 name=name,
-                resource=CELLS if name in of_cells else SLOTS,
+                resource=WORKER_GROUPS[name].resource,
                 units=len(units),
                 slots_per_unit=slots,
                 peak_items=most,
                 items_per_iteration=items,
                 utilisations=tuple(units),
                 recent=tuple(windows.get(name, ())),
-                strategies={Strategy.SUSPEND if name in of_cells else Strategy.RESIZE: seconds},
+                strategies={WORKER_GROUPS[name].strategy: seconds},
             )
         )
     return tuple(views)

@@ -5,7 +5,8 @@ a predictor that keeps being wrong, stale telemetry, or by an operator. Left by 
 
 A valid allocation is one in which the core trains and something serves; `split` says how many cells train in it. In
 safe mode that split is held like the `async` policy's, so a fleet that was caught with everybody in rollout still
-gets its core back into training. A single cell cannot hold a split; it goes on switching as a whole.
+gets its core back into training, and a cell that was on its way into training goes back between two batches. A single
+cell cannot hold a split; it goes on switching as a whole.
 """
 
 from enum import StrEnum
@@ -97,7 +98,7 @@ def after_allocation(mode: SafeMode, state: PolicyState) -> SafeMode:
 
 
 def allocation_text(mode: SafeMode) -> str:
-    """What is held, in words. Cells on their way to training when it was frozen train until the burst ends."""
+    """What is held, in words. Cells that train beyond it when it was frozen do so until their batch is over."""
     return f"at least {mode.split} {'cell trains' if mode.split == 1 else 'cells train'} from now on"
 
 

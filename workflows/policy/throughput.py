@@ -188,7 +188,8 @@ def _no_gain(donors: list[ComponentView], plan: Plan | None) -> Decision:
 
 def _carried_out(state: PolicyState, plan: Plan) -> Decision:
     what = f"{plan.units} of {plan.donor} to {plan.receiver}: iteration {plan.seconds_before:.1f} s"
-    detail = f"{what} -> {plan.seconds_after:.1f} s, bottleneck {plan.bottleneck}"
+    by = ", ".join(str(action) for action in plan.actions)
+    detail = f"{what} -> {plan.seconds_after:.1f} s, bottleneck {plan.bottleneck}; by {by}"
     donor = next(view for view in state.components if view.name is plan.donor)
     extra = {"plan": plan, "bottleneck": plan.bottleneck.value, "expected_gain_seconds": plan.gain_seconds}
     if donor.resource != CELLS:

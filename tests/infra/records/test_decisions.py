@@ -40,6 +40,7 @@ def test_a_transition_is_recorded_once(database):
         ended_at=2.0,
         steps=(StepTiming(name="cancel-requests", seconds=0.5),),
         figures=TransitionFigures(requests_moved=3),
+        verbs=("rollout suspend",),
     )
     decisions.add_transition(database, report)
     decisions.add_transition(database, report.model_copy(update={"ended_at": 9.0}))
@@ -47,3 +48,4 @@ def test_a_transition_is_recorded_once(database):
         (row,) = connection.execute(select(schema.transitions)).all()
     assert (row.direction, row.result, row.ended_at, row.figures["requests_moved"]) == ("to_training", "done", 2.0, 3)
     assert row.steps[0]["name"] == "cancel-requests"
+    assert row.figures["verbs"] == ["rollout suspend"]

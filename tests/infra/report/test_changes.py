@@ -35,7 +35,8 @@ def test_a_cell_there_and_back():
 
 
 @pytest.mark.parametrize(
-    ("result", "role"), [("rolled_back", "rollout"), ("parked", "parked"), ("superseded", "starting")]
+    ("result", "role"),
+    [("rolled_back", "rollout"), ("parked", "parked"), ("superseded", "starting"), ("rebooted", "starting")],
 )
 def test_a_move_that_fails(result, role):
     roles = Roles([*BOOTED, change("to_training", 5, 6, result)], [Boot(1, 0)], 9)

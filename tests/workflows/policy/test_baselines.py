@@ -42,6 +42,17 @@ def test_split_is_of_eligible_cells_and_stays_at_the_end_of_a_burst() -> None:
     assert registry.at_burst_end("async", returned, 16) == (0,)
 
 
+def test_who_trains_beyond_the_split_goes_back_between_two_batches() -> None:
+    """It stood in for one that was parked and is back; in mid-batch what it has accumulated would be lost."""
+    beyond = {"split": 2, "work": 3}
+    assert ask("async", four(4, **beyond)).verdict is Verdict.REFUSE
+    back = ask("async", four(4, needed=None, **beyond))
+    assert (back.movers, back.direction, back.reason) == ((3, 2), Direction.TO_ROLLOUT, Reason.SPLIT)
+    stands_in = state(cell(0, TRAINING), cell(1), cell(2, TRAINING), needed=None, split=2)
+    first = ask("async", stands_in)
+    assert (first.movers, first.direction) == ((1,), Direction.TO_TRAINING), "create before destroy"
+
+
 @pytest.mark.parametrize(
     ("split", "bounds", "standalone", "trains"),
     [

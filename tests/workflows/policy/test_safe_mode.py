@@ -4,6 +4,7 @@ import pytest
 
 from tests.workflows.policy.states import cell, state
 from workflows.messages.fleet import CellRole
+from workflows.messages.transition import Direction
 from workflows.policy.memory import Memory
 from workflows.policy.registry import POLICIES, at_burst_end, decide
 from workflows.policy.safe_mode import (
@@ -97,6 +98,16 @@ def test_frozen_split_is_brought_about_and_held(policy: str) -> None:
     decision, _ = decide(policy, held, Memory(), mode)
     assert (decision.verdict, decision.reason) == (Verdict.REFUSE, Reason.SAFE_MODE)
     assert at_burst_end(policy, held, 8, mode) == (0, 1)
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_a_cell_that_arrives_in_training_after_the_freeze_goes_back_between_batches(policy: str) -> None:
+    mode = SafeMode(cause=Cause.STALE_TELEMETRY, split=1)
+    arrived = [cell(0, TRAINING), cell(1, TRAINING), cell(2)]
+    assert decide(policy, state(*arrived), Memory(), mode)[0].verdict is Verdict.REFUSE
+    back, _ = decide(policy, state(*arrived, needed=None), Memory(), mode)
+    assert (back.movers, back.direction) == ((1,), Direction.TO_ROLLOUT)
+    assert "safe mode" in back.detail
 
 
 def test_what_is_held_in_words() -> None:

@@ -8,7 +8,7 @@ from tests.workflows.policy.states import cell, state
 from workflows.messages.fleet import CellRole
 from workflows.messages.transition import Direction
 from workflows.policy.calibration import Calibration
-from workflows.policy.component import CELLS, SLOTS, Component, ComponentView, Measurement, Strategy
+from workflows.policy.component import CELLS, SLOTS, Component, ComponentView, Measurement, Strategy, Verb
 from workflows.policy.memory import Memory
 from workflows.policy.state import Decision, PolicyState, Reason, Verdict
 from workflows.policy.throughput import best_plan, decide
@@ -154,14 +154,16 @@ def test_core_trains_first_whatever_is_measured() -> None:
 def test_processor_slots_move_among_themselves_only_and_are_created_first() -> None:
     parts = [
         *pipeline(1.0, 1.0),
-        view(HARNESS, 16, seconds=1, items=60, load=0.0, resource=SLOTS, strategies={Strategy.REBOOT: 1.0}),
+        view(HARNESS, 16, seconds=1, items=60, load=0.0, resource=SLOTS, strategies={Strategy.RESIZE: 1.0}),
         view(EVALUATOR, 2, seconds=20, items=60, load=1.0, resource=SLOTS, strategies={Strategy.RESIZE: 0.5}),
     ]
     decision = after_low(seen(*parts))
     assert (decision.verdict, decision.cell) == (Verdict.MOVE, None)
     assert decision.plan is not None
     assert (decision.plan.donor, decision.plan.receiver) == (HARNESS, EVALUATOR)
-    assert [action.verb for action in decision.plan.actions] == ["resize", "destroy"]
+    steps = [(action.component, action.verb) for action in decision.plan.actions]
+    assert steps == [(EVALUATOR, Verb.RESIZE), (HARNESS, Verb.RESIZE)]
+    assert decision.detail.endswith("; by evaluator resize, harness resize")
     assert decision.movers == ()
 
 
