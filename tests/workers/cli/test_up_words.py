@@ -7,7 +7,9 @@ import pytest
 from rich.console import Console
 
 import workers.cli.up as command
+from infra.code import Code, what_changed
 from infra.settings.fleet import Fleet
+from workers.supervisor import StackEvent
 from workers.supervisor.run_folder import open_manifest
 from workflows.messages.errors import InvalidInput
 
@@ -21,6 +23,15 @@ def test_a_wrong_model_moves_no_earlier_run_out_of_the_way(tmp_path):
             command.up(fleet=file, run_dir=run, fresh=fresh)
         assert (run / "run.json").exists()
         assert sorted(path.name for path in tmp_path.iterdir()) == ["fleet.toml", "run"]
+
+
+def test_other_code_is_told_in_one_line_of_whatever_length():
+    line = what_changed(Code(version="a" * 40, workflows="b" * 12), Code(version="c" * 40, workflows="d" * 12)) or ""
+    console = Console(width=60)
+    with console.capture() as shown:
+        command.say(console, StackEvent("code", "changed", line))
+    assert shown.get().count("\n") == 1
+    assert line in shown.get()
 
 
 class _Starting:

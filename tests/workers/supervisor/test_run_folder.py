@@ -6,6 +6,7 @@ import socket
 import pytest
 from sqlalchemy import insert
 
+from infra.code import Code
 from infra.records.boots import next_boot
 from infra.records.database import open_database
 from infra.records.schema import executions
@@ -41,7 +42,9 @@ def test_a_new_run_gets_ports_secrets_and_folders(tmp_path, fleet):
 
 
 def test_a_run_that_goes_on_keeps_its_fleet_and_the_ports_that_are_free(tmp_path, fleet):
-    before = open_manifest(fleet, tmp_path / "run")
+    code = Code(version="abc", workflows="def")
+    before = open_manifest(fleet, tmp_path / "run").model_copy(update={"code": code})
+    before.save()
     assert open_manifest(None, tmp_path / "run") == before
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", before.proxy_port))

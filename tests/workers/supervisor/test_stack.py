@@ -13,13 +13,15 @@ import httpx2
 import psutil
 import pytest
 
+from infra.code import Code
 from infra.ports import is_free
 from infra.processes.identity import ProcessIdentity
 from infra.settings.fleet import Fleet
-from infra.settings.run import RunManifest
+from infra.settings.run import RunManifest, load_run
 from infra.temporal.server import SEARCH_ATTRIBUTES
 from workers.supervisor import ComponentSpec, LocalStack, StackEvent
 from workers.supervisor.components import temporal_server
+from workers.supervisor.run_folder import open_manifest
 from workers.supervisor.tree import run_processes
 from workflows.messages.errors import InvalidInput, Transient
 
@@ -98,8 +100,23 @@ async def test_a_run_goes_on_with_its_workflows_and_ports(fleet, tmp_path):
         first = stack.manifest
         await stack.client.start_workflow("Burst", id="r/burst/x", task_queue="gyre")
     async with LocalStack(None, tmp_path / "run", components=temporal_only) as stack:
-        assert stack.manifest == first
+        assert stack.manifest.model_copy(update={"code": first.code}) == first
         assert (await stack.client.get_workflow_handle("r/burst/x").describe()).workflow_type == "Burst"
+
+
+async def test_a_run_that_goes_on_with_other_code_says_so_in_one_line(fleet, tmp_path):
+    events: list[StackEvent] = []
+    run = tmp_path / "run"
+    open_manifest(fleet, run).model_copy(update={"code": Code(version="0" * 40, workflows="f" * 12)}).save()
+    async with LocalStack(None, run, components=temporal_only, on_event=events.append) as stack:
+        code = stack.manifest.code
+    assert code is not None
+    assert load_run(run).code == code
+    told = [event for event in events if event.component == "code"]
+    assert [event.event for event in told] == ["changed"]
+    assert told[0].detail.startswith("recorded until now by code 000000000000, goes on with ")
+    assert f"the workflow code changed from ffffffffffff to {code.workflows}: " in told[0].detail
+    assert json.loads((run / "supervisor.jsonl").read_text().splitlines()[0])["detail"] == told[0].detail
 
 
 async def test_what_ignores_the_polite_signal_is_killed_with_all_it_started(fleet, tmp_path):
