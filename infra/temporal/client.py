@@ -14,7 +14,7 @@ from temporalio.api.workflowservice.v1 import DescribeTaskQueueRequest
 from temporalio.client import Client
 from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.envconfig import ClientConfig
-from temporalio.service import RPCError
+from temporalio.service import RPCError, RPCStatusCode
 
 from infra.settings.run import RunManifest
 from workflows.messages.errors import InvalidInput, Transient
@@ -63,6 +63,23 @@ async def connect(manifest: RunManifest, *, timeout_seconds: float = 30) -> Clie
                 raise Transient(text) from error
         await asyncio.sleep(pause)
         pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+
+
+async def stuck(client: Client, run: str) -> list[str]:
+    """Ids of the run's workflows that the worker's code cannot go on with, however often it tries: it issues other
+    commands than their histories have, or cannot read their state. They wait for other code. Empty where Temporal
+    does not say.
+    """
+    query = (
+        f"WorkflowId STARTS_WITH '{run}/' AND ExecutionStatus = 'Running' "
+        "AND TemporalReportedProblems = 'category=WorkflowTaskFailed'"
+    )
+    try:
+        return sorted([execution.id async for execution in client.list_workflows(query)])
+    except RPCError as error:
+        if error.status is RPCStatusCode.INVALID_ARGUMENT:  # a server from before there was such an attribute
+            return []
+        raise
 
 
 async def has_poller(client: Client, queue: str, *, since: float = 0.0) -> bool:

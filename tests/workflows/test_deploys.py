@@ -5,7 +5,7 @@ by leaving one block and entering the next.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 from uuid import uuid4
@@ -17,6 +17,7 @@ from temporalio.client import Client, WorkflowExecutionStatus, WorkflowHandle
 from temporalio.worker import Worker
 
 from infra.code import workflow_code
+from infra.temporal.client import stuck
 from tests.workflows.control_steps import FIRST
 from tests.workflows.deploys import (
     CHECK,
@@ -29,6 +30,8 @@ from tests.workflows.deploys import (
     OldTally,
     step,
 )
+from tests.workflows.server import dev_server
+from workers.cli.status import _stuck_line
 from workers.control.worker import DEPLOYMENT, FAILURES, workflow_runner, workflow_worker
 from workflows.books import SchedulerState
 from workflows.cell_table import CellEntry
@@ -40,6 +43,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 ONE_SECOND = timedelta(seconds=1)
 """Of a workflow task: a worker that has nothing good to say about it keeps it that long. The default is ten."""
+
+
+@pytest.fixture(scope="module")
+def temporal_address() -> Iterator[str]:
+    with dev_server("system.numConsecutiveWorkflowTaskProblemsToTriggerSearchAttribute=1") as address:
+        yield address
 
 
 @pytest.fixture
@@ -134,8 +143,13 @@ async def test_without_a_patch_the_run_waits_visibly_and_the_right_code_heals_it
         cause, text = await failed_task(old)
         assert cause == WorkflowTaskFailedCause.WORKFLOW_TASK_FAILED_CAUSE_NON_DETERMINISTIC_ERROR
         assert "Nondeterminism" in text
+        while await stuck(client, queue) != [old.id]:
+            await asyncio.sleep(0.2)
+        assert (await _stuck_line(client, queue)).startswith(f"{old.id}: this code cannot go on; ")
     async with worker(client, queue, NewErrand):
         assert await old.result() == ["first", "second"]
+        while await stuck(client, queue):
+            await asyncio.sleep(0.2)
 
 
 async def test_a_newer_state_waits_for_the_code_that_knows_it(client: Client, queue: str):

@@ -11,14 +11,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 from sqlalchemy import Connection, Engine, case, func, select
-from temporalio.client import WorkflowHandle, WorkflowQueryFailedError
+from temporalio.client import Client, WorkflowHandle, WorkflowQueryFailedError
 from temporalio.service import RPCError
 
 from infra.records.database import open_database
 from infra.records.schema import batches, calls, engines, executions, groups, transitions, updates
 from infra.report.alarms import alarms
 from infra.settings.run import RunManifest
-from infra.temporal.client import connect
+from infra.temporal.client import connect, stuck
 from infra.update_metrics import in_words
 from workers.cli.runs import find_run
 from workers.supervisor.hints import resume_command
@@ -31,6 +31,7 @@ from workflows.messages.execution import Outcome
 from workflows.messages.ids import cell_workflow_id, scheduler_id
 
 _ANSWER_SECONDS = 5.0
+_STUCK_SHOWN = 5
 _CONNECT_SECONDS = 2.0
 
 
@@ -140,7 +141,20 @@ async def from_workflows(manifest: RunManifest) -> dict[str, str]:
     indices = [cell.index for cell in manifest.fleet.cells if cell.index not in manifest.gone]
     cells = [client.get_workflow_handle(cell_workflow_id(manifest.run, index)) for index in indices]
     answers = await asyncio.gather(*(_answer(_cell_line(cell, manifest)) for cell in cells))
-    return lines | {f"cell {index}": answer for index, answer in zip(indices, answers, strict=True)}
+    lines |= {f"cell {index}": answer for index, answer in zip(indices, answers, strict=True)}
+    waiting = await _answer(_stuck_line(client, manifest.run))
+    return {"stuck": waiting, **lines} if waiting else lines
+
+
+async def _stuck_line(client: Client, run: str) -> str:
+    found = await stuck(client, run)
+    if not found:
+        return ""
+    more = f" and {len(found) - _STUCK_SHOWN} more" if found[_STUCK_SHOWN:] else ""
+    return (
+        f"{', '.join(found[:_STUCK_SHOWN])}{more}: this code cannot go on; nothing is lost, they wait for other code "
+        '(docs/operations.md, "Deploying new code while a run lives")'
+    )
 
 
 async def _answer(line: Awaitable[str]) -> str:
