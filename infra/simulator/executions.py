@@ -245,7 +245,14 @@ class Executions:
         self.queries += 1
         self.query_seconds += group.longest
         self.long_queries += group.longest >= LONG_SECONDS
-        self._ready(key[0])
+        if wait := self.scenario.training.admission_seconds:
+            self.env.timeout(wait).callbacks.append(lambda _: self._admitted(key[0]))
+        else:
+            self._ready(key[0])
+
+    def _admitted(self, index: int) -> None:
+        self._ready(index)
+        self._look()
 
     def _ready(self, index: int) -> None:
         group = self.open.pop(index)

@@ -16,16 +16,13 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine, select
 
-from infra.records import schema
-from infra.records.schema import batches, calls, claims, executions, groups, ledger, transitions
+from infra.records.schema import batches, calls, executions, ledger
 from infra.settings.fleet import Fleet
+from infra.simulator.recorded_training import Moves, read_moves, read_training
 from infra.simulator.scenario import DEFAULT_VARIANTS, Durations, Engines, Scenario, TrainingModel, Transitions
 from infra.simulator.workload import Recorded, Work
 from workflows.messages import ids
 from workflows.messages.errors import InvalidInput
-
-DECIDED_SECONDS = 10.0
-"""A move begins that soon after its decision."""
 
 
 @dataclass(frozen=True)
@@ -46,11 +43,10 @@ def read_run(engine: Engine, fleet: Fleet) -> RecordedRun:
             raise InvalidInput("the run has no committed batch with groups; there is nothing to compare with")
         members = _executions(connection, {row.burst for row in done})
         complete = [group for group in members.values() if group]
-        micro_steps, spans = _micro_steps(connection, {row.batch for row in done})
-        admitted = {row.group_id: row.admitted_at for row in connection.execute(select(groups))}
-        moves = _moves(connection)
+        trained = read_training(connection, done)
+        moves = read_moves(connection)
         waiting = _waiting(connection)
-    training = {group: sum(seconds) for group, seconds in micro_steps.items()}
+    training = {group: sum(seconds) for group, seconds in trained.micro_steps.items()}
     per_step = round(median(len(row.groups) for row in done))
     size = round(median(len(group) for group in complete))
     by_burst = _by_burst(done)
@@ -67,7 +63,7 @@ def read_run(engine: Engine, fleet: Fleet) -> RecordedRun:
         ]
         for key, group in sorted(members.items())
     ]
-    cuts = [micro_steps.get(ids.group_id(burst, group), ()) for _, burst, group in sorted(members)]
+    cuts = [trained.micro_steps.get(ids.group_id(burst, group), ()) for _, burst, group in sorted(members)]
     launched = min(start for group in complete for _, _, start in group)
     scenario = Scenario(
         name=f"run {fleet.run}",
@@ -87,15 +83,21 @@ def read_run(engine: Engine, fleet: Fleet) -> RecordedRun:
         ),
         training=TrainingModel(
             step_seconds=max(1e-6, mean_training * per_step / cells),
-            update_seconds=_update_seconds(done, by_burst, spans, admitted),
+            update_seconds=trained.update_seconds,
+            admission_seconds=trained.admission_seconds,
+            opening_seconds=trained.opening_seconds,
+            pickup_seconds=trained.pickup_seconds(moves),
+            claim_seconds=trained.claim_seconds,
             follows_duration=False,
-            micro_steps_per_group=round(median(map(len, micro_steps.values()))) if micro_steps else 1,
+            micro_steps_per_group=round(median(map(len, trained.micro_steps.values()))) if training else 1,
         ),
         transitions=Transitions(
-            to_training_seconds=moves.get("to_training", 0.0),
-            to_rollout_seconds=moves.get("to_rollout", 0.0),
+            to_training_seconds=moves.to_training_seconds,
+            to_rollout_seconds=moves.to_rollout_seconds,
+            join_seconds=trained.join_seconds(moves),
             reroute_seconds=0.0,
-            boundary_seconds=_gap(by_burst, members),
+            boundary_seconds=_gap(by_burst, members, moves),
+            first_batch_seconds=_first_batch(by_burst, members),
         ),
         variants=tuple(variant.model_copy(update={"shares": "claimed"}) for variant in DEFAULT_VARIANTS),
     )
@@ -152,65 +154,10 @@ def _model_seconds(connection: Connection) -> dict[str, float]:
     return total
 
 
-def _micro_steps(
-    connection: Connection, committed: set[str]
-) -> tuple[dict[str, list[float]], dict[str, tuple[float, float]]]:
-    """Group -> seconds of one cell on each of its micro-steps in their order, counted by the last attempt; and batch ->
-    first claim and last end of those. Of the batches that were committed.
-
-    A cell works on one micro-step after the other: what it claimed ahead waited until the one before was done.
-    """
-    table = schema.micro_steps
-    query = (
-        select(
-            table.c.group_id,
-            claims.c.batch,
-            claims.c.micro_step,
-            claims.c.cell,
-            claims.c.claimed_at,
-            claims.c.done_at,
-        )
-        .join(claims, (claims.c.batch == table.c.batch) & (claims.c.micro_step == table.c.micro_step))
-        .where(claims.c.done_at.is_not(None))
-        .order_by(claims.c.attempt)
-    )
-    last = {(row.batch, row.micro_step): row for row in connection.execute(query) if row.batch in committed}
-    took: dict[tuple[str, int], float] = {}
-    free_at: dict[int, float] = {}
-    spans: dict[str, tuple[float, float]] = {}
-    for row in sorted(last.values(), key=lambda row: row.done_at):
-        begun = max(row.claimed_at, free_at.get(row.cell, row.claimed_at))
-        took[row.batch, row.micro_step] = max(0.0, row.done_at - begun)
-        free_at[row.cell] = row.done_at
-        first, end = spans.get(row.batch, (row.claimed_at, row.done_at))
-        spans[row.batch] = min(first, row.claimed_at), max(end, row.done_at)
-    found: dict[str, list[float]] = defaultdict(list)
-    for key, seconds in sorted(took.items()):
-        found[last[key].group_id].append(seconds)
-    return found, spans
-
-
 def _weight(training: dict[str, float], key: tuple[float, str, int], mean: float) -> float:
     """Training work of a group's executions, 1 on average; of a group that was never trained, the average."""
     _, burst, group = key
     return training.get(ids.group_id(burst, group), mean) / mean if mean > 0 else 1.0
-
-
-def _moves(connection: Connection) -> dict[str, float]:
-    """Direction -> mean seconds of the moves that were done, from their decision where the ledger tells it."""
-    decided: dict[tuple[str, int], list[float]] = defaultdict(list)
-    for row in connection.execute(select(ledger).where(ledger.c.kind == "move", ledger.c.cell.is_not(None))):
-        for cell in (row.cell, *(row.together or ())):
-            decided[row.direction or "to_training", cell].append(row.at)
-    found: dict[str, list[float]] = defaultdict(list)
-    query = select(transitions).where(transitions.c.result == "done").order_by(transitions.c.started_at)
-    for row in connection.execute(query):
-        before = [at for at in decided[row.direction, row.cell] if at <= row.started_at]
-        begun = max(before, default=row.started_at)
-        if row.started_at - begun > DECIDED_SECONDS:
-            begun = row.started_at  # asked for by something else
-        found[row.direction].append(row.ended_at - begun)
-    return {direction: fmean(values) for direction, values in found.items()}
 
 
 def _waiting(connection: Connection) -> dict[str, float]:
@@ -267,32 +214,35 @@ def _carry_over(
     return max(0.0, dispatched / per_step - steps)
 
 
-def _update_seconds(
-    done: list[Any],
-    by_burst: list[list[Any]],
-    spans: dict[str, tuple[float, float]],
-    admitted: dict[str, float],
-) -> float:
-    """What an update adds to its micro-steps: from the last one's end to the commit, and from there to the first one of
-    the next step (to its opening, where that waited for its groups). `spans`: of each batch's counted claims."""
-    windows = [row.committed_at - max(spans[row.batch][1], row.opened_at) for row in done if row.batch in spans]
-    between = [
-        (spans[b.batch][0] if admitted.get(b.groups[0], b.opened_at) < b.opened_at else b.opened_at) - a.committed_at
-        for rows in by_burst
-        for a, b in itertools.pairwise(rows)
-        if b.batch in spans
-    ]
-    # Medians: a step that was lost and given out again is no cost of every update.
-    return max(0.0, (median(windows) if windows else 0.0) + (median(between) if between else 0.0))
+def _gap(by_burst: list[list[Any]], members: dict[tuple[float, str, int], list[_Member]], moves: Moves) -> float:
+    """From a burst's last update to the first launch of the next one, less what returning cells take of that."""
+    gaps: list[float] = []
+    for end, start in _boundaries(by_burst, members):
+        returned = moves.back_within(end, start)
+        gaps.append(start - end - (moves.to_rollout_seconds if returned else 0.0))
+    return max(0.0, median(gaps)) if gaps else 0.0
 
 
-def _gap(by_burst: list[list[Any]], members: dict[tuple[float, str, int], list[_Member]]) -> float:
-    """From a burst's last update to the first launch of the next one."""
+def _first_batch(by_burst: list[list[Any]], members: dict[tuple[float, str, int], list[_Member]]) -> float:
+    """From a burst's first launch to its first batch; of the bursts after the first, which fills the engines."""
+    opened = {rows[0].burst: min(row.opened_at for row in rows) for rows in by_burst}
+    starts = _first_launches(members)
+    waits = [max(0.0, opened[burst] - at) for burst, at in starts[1:] if burst in opened]
+    return median(waits) if waits else 0.0
+
+
+def _boundaries(by_burst: list[list[Any]], members: dict[tuple[float, str, int], list[_Member]]):
+    """(a burst's last update, the first launch of the next one)."""
+    ends = {rows[0].burst: max(row.committed_at for row in rows) for rows in by_burst}
+    for (before, _), (_, start) in itertools.pairwise(_first_launches(members)):
+        if before in ends:
+            yield ends[before], start
+
+
+def _first_launches(members: dict[tuple[float, str, int], list[_Member]]) -> list[tuple[str, float]]:
+    """(burst, when its first execution started), in order."""
     starts: dict[str, float] = {}
     for (_, burst, _), group in members.items():
         for _, _, start in group:
             starts[burst] = min(starts.get(burst, start), start)
-    ends = {rows[0].burst: max(row.committed_at for row in rows) for rows in by_burst}
-    order = sorted(starts, key=lambda burst: starts[burst])
-    gaps = [starts[b] - ends[a] for a, b in itertools.pairwise(order) if a in ends]
-    return max(0.0, fmean(gaps)) if gaps else 0.0
+    return sorted(starts.items(), key=lambda one: one[1])

@@ -49,8 +49,11 @@ class Simulation(Executions):
             claims=variant.shares == "claimed",
             micro_steps=training.micro_steps_per_group,
             update_seconds=training.update_seconds,
+            pickup_seconds=training.pickup_seconds,
+            claim_seconds=training.claim_seconds,
             on_commit=self._committed,
         )
+        self.trainer.on_pickup = self._look
         self.trace = Trace()
         self.version = self.step = self.burst_step = self.groups = 0
         self.memory = Memory()
@@ -93,7 +96,17 @@ class Simulation(Executions):
             self.groups += 1
         self.burst_step, self.returning = 0, False
         self.gauge.level(self.dispatched - self.finished)
-        self.trainer.open(per_step)
+        self._open_batch(self.scenario.transitions.first_batch_seconds)
+        self._look()
+
+    def _open_batch(self, wait: float) -> None:
+        if wait:
+            self._at(self.env.now + wait, self._batch_opens)
+        else:
+            self.trainer.open(self.scenario.groups_per_step)
+
+    def _batch_opens(self) -> None:
+        self.trainer.open(self.scenario.groups_per_step)
         self._look()
 
     def _committed(self, batch: Batch) -> None:
@@ -116,7 +129,7 @@ class Simulation(Executions):
         if self.step >= self.scenario.steps:
             self.over.succeed()
         elif self.burst_step < self.settled.burst_steps:
-            self.trainer.open(self.scenario.groups_per_step)
+            self._open_batch(self.scenario.training.opening_seconds)
             self._look()
         else:
             self._end_burst()
@@ -210,8 +223,17 @@ class Simulation(Executions):
         if self.returning and self.trainer.batch is None:  # its burst ended while it was on its way
             self._to_rollout(cell)
             return
-        self.trainer.join(cell.index)
-        self._look()
+        if wait := self.scenario.transitions.join_seconds:
+            self._at(self.env.now + wait, self._joins, cell, self.env.now)
+            self._look()
+        else:
+            self._joins(cell, self.env.now)
+
+    def _joins(self, cell: Cell, since: float) -> None:
+        """The cell may claim, if it has stayed since its change of role."""
+        if cell.role is CellRole.TRAINING and cell.since == since:
+            self.trainer.join(cell.index)
+            self._look()
 
     def _to_rollout(self, cell: Cell) -> None:
         if cell.index in self.trainer.cells:

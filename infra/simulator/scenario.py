@@ -50,10 +50,19 @@ class Engines(Message):
 
 
 class TrainingModel(Message):
-    """One optimizer step: `step_seconds` of forward and backward if the whole pool trained, then the update."""
+    """One optimizer step: `step_seconds` of forward and backward if the whole pool trained, then the update.
+
+    What a control plane adds: `admission_seconds` from a group's last execution to a ready group, `opening_seconds`
+    from an update to the next batch of its burst, `pickup_seconds` from a batch's opening to its first micro-step,
+    `claim_seconds` from one micro-step of a cell to its next.
+    """
 
     step_seconds: float = Field(default=600.0, gt=0)
     update_seconds: float = Field(default=10.0, ge=0)
+    admission_seconds: float = Field(default=0.0, ge=0)
+    opening_seconds: float = Field(default=0.0, ge=0)
+    pickup_seconds: float = Field(default=0.0, ge=0)
+    claim_seconds: float = Field(default=0.0, ge=0)
     micro_steps_per_group: int = Field(default=4, ge=1)
     follows_duration: bool = Field(default=True, description="longer executions are more tokens to train on")
 
@@ -63,9 +72,11 @@ class Transitions(Message):
 
     to_training_seconds: float = Field(default=8.52, ge=0)
     to_rollout_seconds: float = Field(default=3.46, ge=0)
+    join_seconds: float = Field(default=0.0, ge=0, description="from then to a cell's first micro-step")
     reroute_seconds: float = Field(default=2.0, ge=0, description="pause of an execution whose engine leaves")
     publish_seconds: float = Field(default=0.0, ge=0)
     boundary_seconds: float = Field(default=0.0, ge=0, description="from the end of a burst to the next dispatch")
+    first_batch_seconds: float = Field(default=0.0, ge=0, description="from a dispatch to the burst's first batch")
 
 
 class Phase(Message):

@@ -26,10 +26,13 @@ class ReadyGroup:
 
 @dataclass
 class Batch:
-    """The open batch. `lists`: without streaming, each cell's micro-steps; `done`: the seconds each cell has summed."""
+    """The open batch; nothing of it is claimed before `claims_from`. `lists`: without streaming, each cell's
+    micro-steps; `done`: the seconds each cell has summed.
+    """
 
     needed: int
     opened_at: float
+    claims_from: float = 0.0
     groups: list[ReadyGroup] = field(default_factory=list)
     pending: deque[float] = field(default_factory=deque)
     lists: dict[int, deque[float]] | None = None
@@ -53,11 +56,15 @@ class Trainer:
         claims: bool = False,
         micro_steps: int,
         update_seconds: float,
+        pickup_seconds: float = 0.0,
+        claim_seconds: float = 0.0,
         on_commit: Callable[[Batch], None],
     ) -> None:
         self._env, self.ready, self._streaming, self._claims = env, ready, streaming, claims
         self._micro_steps, self._update_seconds = micro_steps, update_seconds
+        self._pickup_seconds, self._claim_seconds = pickup_seconds, claim_seconds
         self._on_commit = on_commit
+        self.on_pickup: Callable[[], None] = self.work
         self.batch: Batch | None = None
         self.cells: dict[int, bool] = {}
         self.busy_seconds = 0.0
@@ -65,7 +72,10 @@ class Trainer:
         self._epoch: dict[int, int] = {}
 
     def open(self, needed: int) -> None:
-        self.batch = Batch(needed=needed, opened_at=self._env.now)
+        now = self._env.now
+        self.batch = Batch(needed=needed, opened_at=now, claims_from=now + self._pickup_seconds)
+        if self._pickup_seconds:
+            self._env.timeout(self._pickup_seconds).callbacks.append(lambda _: self.on_pickup())
 
     def join(self, cell: int) -> None:
         self.cells[cell] = False
@@ -96,7 +106,7 @@ class Trainer:
         `may_start`: without streaming, whether a complete batch may start now.
         """
         batch = self.batch
-        if batch is None or batch.updating:
+        if batch is None or batch.updating or self._env.now < batch.claims_from - 1e-9:
             return
         if not self._streaming and not self._has_begun(batch) and not (may_start and self._begin_whole(batch)):
             return
@@ -164,7 +174,9 @@ class Trainer:
         self.cells[cell], self.started[cell] = True, seconds
         batch.in_flight += 1
         epoch = self._epoch[cell]
-        self._env.timeout(seconds).callbacks.append(lambda _: self._done(batch, cell, seconds, epoch))
+        self._env.timeout(self._claim_seconds + seconds).callbacks.append(
+            lambda _: self._done(batch, cell, seconds, epoch)
+        )
 
     def _done(self, batch: Batch, cell: int, seconds: float, epoch: int) -> None:
         if self._epoch[cell] != epoch:

@@ -157,7 +157,11 @@ def test_numbers_of_the_run_are_read(recorded: Engine) -> None:
     assert (told.transitions.to_training_seconds, told.transitions.to_rollout_seconds) == (3.0, 1.0)
     assert told.training.step_seconds == pytest.approx(6.0 * GROUPS / 3)
     # The last micro-step ends 2 s before the commit, the next step opens 6 s after it.
-    assert told.training.update_seconds == pytest.approx(2.0 + 6.0)
+    assert told.training.update_seconds == pytest.approx(2.0)
+    assert told.training.opening_seconds == pytest.approx(6.0)
+    # The first burst's last update at 74, the next one's first launch at 106.5; batches open at 140.
+    assert told.transitions.boundary_seconds == pytest.approx(106.5 - 74.0)
+    assert told.transitions.first_batch_seconds == pytest.approx(140.0 - 106.5)
     assert run.groups == 10
     assert run.seconds == pytest.approx(START + 100 + 60 + 14 - (START + 0.5))
 

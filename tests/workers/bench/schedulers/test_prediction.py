@@ -4,7 +4,7 @@ import pytest
 
 from infra.simulator.recorded import RecordedRun
 from tests.workers.bench.schedulers.test_workload import small
-from workers.bench.schedulers.prediction import best_split, planned, predicted_seconds
+from workers.bench.schedulers.prediction import best_split, micro_steps, planned, predicted_seconds
 from workflows.messages.policies import PolicySettings
 
 
@@ -33,3 +33,10 @@ def test_a_prediction_is_of_the_policy_asked_for() -> None:
     }
     assert seconds["waterlevel"] > 0
     assert seconds["colocate"] > 0
+
+
+def test_a_plan_is_cut_as_packing_cuts() -> None:
+    """A path each, the longest first: the live budget cuts nothing and joins nothing."""
+    assert micro_steps([30, 60, 45]) == [60, 45, 30]
+    _, works = planned(small())
+    assert list(works.cut(0)) == [60, 30]
