@@ -22,7 +22,7 @@ CALL_TOKENS = 4096
 CALLS = 32
 _LAST_LINES = 12
 _SPOKEN = 8
-"""Tokens an answer must have to be in its middle; the shortest that a script gives has several times as many."""
+"""Tokens an answer has in its middle; all but the shortest that a script gives have more."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Rehearsal:
         drains: int = 0,
         wall_seconds: float = 300,
     ) -> Try:
-        """Run it to its end; `drains` times the engine that answers is drained in mid-answer. `told` hears of it.
+        """Run it to its end; `drains` times an engine that answers is drained in mid-answer. `told` hears of it.
 
         Raises InvalidSpec and HarnessUnusable as preparing an execution does.
         """
@@ -92,25 +92,21 @@ class Rehearsal:
         return Try(spec, run, written, calls, sum(moved), _last_words(folder))
 
     async def _drain_in_mid_answer(self, drains: int, moved: list[int], told: Callable[[str], None]) -> None:
-        """Each drain waits for an answer that has begun and goes on; the door opens again behind it.
-
-        One whose answer was over before it could be moved does not count.
-        """
-        while len(moved) < drains:
-            while (cell := self._speaking()) is None:
-                await asyncio.sleep(0.01)
-            requests = await self._stage.drain(cell)
-            await self._stage.open_door(cell)
-            if requests:
-                moved.append(requests)
-                told(f"cell-{cell} was drained in mid-answer, {requests} request moved")
-
-    def _speaking(self) -> int | None:
-        """An engine in the middle of an answer."""
-        for cell, engine in enumerate(self._stage.engines):
-            if any(len(answer.output) >= _SPOKEN for answer in engine.running):
-                return cell
-        return None
+        """Answers are held in their middle until they have been moved, so that none is over too soon, however slow the
+        machine; the door opens again behind each. Goes on until it is cancelled: two agents may be held at once."""
+        if not drains:
+            return
+        self._stage.hold_answers(_SPOKEN)
+        while True:
+            for cell in self._stage.held():
+                if len(moved) + 1 >= drains:
+                    self._stage.hold_no_more()
+                requests = await self._stage.drain(cell)
+                await self._stage.open_door(cell)
+                if requests:
+                    moved.append(requests)
+                    told(f"cell-{cell} was drained in mid-answer, {requests} request moved")
+            await asyncio.sleep(0.01)
 
     def _spec(self, choice: HarnessChoice, wall_seconds: float) -> ExecutionSpec:
         return ExecutionSpec(

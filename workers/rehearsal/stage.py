@@ -14,6 +14,7 @@ from sqlalchemy import Engine
 from infra.records.database import open_database
 from infra.routing import RoutingClient
 from workers.cell.rollout.paced.engine import PacedEngine
+from workers.cell.rollout.paced.faults import Fault, FaultKind
 from workers.cell.rollout.paced.routes import paced_app
 from workers.cell.rollout.paced.settings import PacedSettings
 from workers.proxy.server import Proxy, build_proxy
@@ -27,6 +28,8 @@ SLOTS = 8
 _KEY = "the-admin-key-of-a-rehearsal"
 _START_SECONDS = 30.0
 _DRAIN_TRIES = 20
+_ANSWERS = 1000
+"""More than a rehearsal has."""
 
 
 class _Served:
@@ -135,6 +138,28 @@ class Stage:
     async def open_door(self, cell: int) -> None:
         change = DoorChange(engine=f"cell-{cell}", boot_epoch=1, open=True, version=1, checksum="0" * 64)
         await self.control.change_door(change)
+
+    def hold_answers(self, tokens: int) -> None:
+        """Every answer that begins from now on stops after that many tokens, until it is moved; a shorter one ends."""
+        for engine in self.engines:
+            engine.faults.arm(Fault(kind=FaultKind.HANG, after_tokens=tokens, times=_ANSWERS))
+
+    def hold_no_more(self) -> None:
+        """Answers that begin from now on go on to their end."""
+        for engine in self.engines:
+            engine.faults.clear()
+
+    def held(self) -> list[int]:
+        """Cells with an answer that is held, and of which the proxy has heard."""
+        return [
+            cell
+            for cell, engine in enumerate(self.engines)
+            for segments in [self.proxy.table.engines[f"cell-{cell}"].segments]
+            if any(
+                answer.fault_is(FaultKind.HANG) and answer.rid in segments and segments[answer.rid].heard
+                for answer in engine.running
+            )
+        ]
 
     async def drain(self, cell: int) -> int:
         """Send an engine's requests elsewhere, in mid-answer, as a cell that leaves does; how many were moved.
