@@ -1,7 +1,7 @@
 """Every change of what running workflows do: the patches, each listed once.
 
 Runs outlive deploys. A workflow is replayed by the code of today, which must issue the commands (activities, timers,
-child workflows, signals, details, search attributes) that its history has, in their order. Code that issues others
+child workflows, signals, search attributes) that its history has, in their order. Code that issues others
 therefore asks, at the place of the change::
 
     if patches.CHECK_BEFORE_DRAIN.applies():
@@ -10,10 +10,10 @@ therefore asks, at the place of the change::
 A run of a workflow answers once, for good: no where it had passed that place before the deploy, yes where it comes to
 it afterwards. A Scheduler, Cell or TrainingBatch that continues as new begins a new run, which always answers yes.
 
-The life of a patch: listed here with `applies` in the code and the old way beside it; then, once no run of before can
-be alive (`temporal workflow list` with `TemporalChangeVersion`, see docs/operations.md), `expire` in the place of
-`applies` and the old way removed; then, once no run that asked is alive, removed here and there. Saved histories of a
-release go when its last patch goes. An id is never used twice.
+The life of a patch: listed here, with `applies` in the code and the old way beside it. Once no run from before can be
+alive (docs/operations.md says how to see it), `expire` stands in the place of `applies` and the old way is removed.
+Once no run that ever asked can be alive, the patch is removed here and there, and so are the saved histories of the
+releases before it. An id is never used twice.
 """
 
 from typing import NamedTuple

@@ -19,6 +19,8 @@ _DYNAMIC_CONFIG = (
     "frontend.WorkflowPauseEnabled=true",
     # Whom `infra.temporal.client.stuck` finds: after the second try in place of the fifth, most of a minute later.
     "system.numConsecutiveWorkflowTaskProblemsToTriggerSearchAttribute=2",
+    # A task that other code must do is offered at least this often; the default is ten minutes.
+    'history.workflowTaskRetryMaxInterval="30s"',
 )
 
 

@@ -2,7 +2,8 @@
 
 Today's are plain files that `record.py` makes anew. A release's are packed once, as one small file, when it is made
 (`python -m tests.workflows.record --release VERSION`), and stay as they are: they are what its runs have in Temporal.
-Fifty kilobytes a release; the file goes when the last patch that names a later release has gone (workflows/patches.py).
+Some 40 KB a release; the file goes, with the patches for it (workflows/patches.py), when no run of that release can be
+alive.
 """
 
 import base64
