@@ -111,9 +111,10 @@ _Member = tuple[float, float, float]
 
 
 def _committed(connection: Connection) -> list[Any]:
-    rows = connection.execute(
-        select(batches).where(batches.c.committed_at.is_not(None)).order_by(batches.c.committed_at)
-    )
+    """Batches with an update and with groups. Columns are named: a run recorded before a later one came is read too."""
+    table = batches
+    query = select(table.c.batch, table.c.burst, table.c.opened_at, table.c.committed_at, table.c.groups)
+    rows = connection.execute(query.where(table.c.committed_at.is_not(None)).order_by(table.c.committed_at))
     return [row for row in rows if row.groups]
 
 

@@ -62,6 +62,12 @@ class Training:
     batches: dict[str, Any] = field(repr=False)
     admitted: dict[str, float] = field(repr=False)
 
+    def arrivals(self, batch: str) -> dict[str, float]:
+        """Group -> when it was admitted."""
+        row = self.batches[batch]
+        opened: float = row.opened_at
+        return {group: self.admitted.get(group, opened) for group in row.groups}
+
     def join_seconds(self, moves: Moves) -> float:
         """From the end of a role change to the cell's first micro-step, where that did not wait for anything else."""
         waits: list[float] = []
@@ -77,8 +83,7 @@ class Training:
         waits: list[float] = []
         for before, row in itertools.pairwise(self.batches.values()):
             found = [one for one in self.claims if one.batch == row.batch]
-            came = max((self.admitted.get(group, row.opened_at) for group in row.groups), default=row.opened_at)
-            if not found or came > row.opened_at:
+            if not found or max(self.arrivals(row.batch).values()) > row.opened_at:
                 continue
             trained = {one.cell for one in self.claims if one.batch == before.batch}
             left = {cell for cell, at, _ in moves.arrivals if at > before.committed_at}
@@ -91,7 +96,8 @@ def read_training(connection: Connection, done: Sequence[Any]) -> Training:
     """Of the committed batches `done`, in order."""
     by_name = {row.batch: row for row in done}
     counted = _counted(connection, by_name.keys())
-    admitted = {row.group_id: row.admitted_at for row in connection.execute(select(groups))}
+    admissions = connection.execute(select(groups.c.group_id, groups.c.admitted_at))
+    admitted: dict[str, float] = {row.group_id: row.admitted_at for row in admissions}
     by_group: dict[str, list[Claim]] = defaultdict(list)
     by_batch: dict[str, list[Claim]] = defaultdict(list)
     for claim in counted:
@@ -125,12 +131,15 @@ def read_moves(connection: Connection) -> Moves:
     """The role changes that were done, from their decision where the ledger tells it."""
     decided: dict[tuple[str, int], list[float]] = defaultdict(list)
     looks: list[float] = []
-    for row in connection.execute(select(ledger).where(ledger.c.kind.in_(("move", "refuse"))).order_by(ledger.c.at)):
+    entries = select(ledger.c.kind, ledger.c.at, ledger.c.cell, ledger.c.direction, ledger.c.together)
+    for row in connection.execute(entries.where(ledger.c.kind.in_(("move", "refuse"))).order_by(ledger.c.at)):
         looks.append(row.at)
         if row.kind == "move" and row.cell is not None:
             for cell in (row.cell, *(row.together or ())):
                 decided[row.direction or "to_training", cell].append(row.at)
-    query = select(transitions).where(transitions.c.result == "done").order_by(transitions.c.started_at)
+    changes = transitions.c
+    query = select(changes.cell, changes.direction, changes.started_at, changes.ended_at)
+    query = query.where(changes.result == "done").order_by(changes.started_at)
     found = [row for row in connection.execute(query) if row.direction in ("to_training", "to_rollout")]
     took: dict[str, list[float]] = defaultdict(list)
     arrivals: list[tuple[int, float, float]] = []
@@ -208,11 +217,10 @@ def _gaps(by_batch: dict[str, list[Claim]]) -> list[float]:
 
 def _available(claim: Claim, training: Training) -> float:
     """When this micro-step could have been claimed: its group, or without streaming all its batch's, had come."""
-    row = training.batches[claim.batch]
-    came = [training.admitted.get(group, row.opened_at) for group in row.groups]
+    came = training.arrivals(claim.batch)
     first = min(one.claimed_at for one in training.claims if one.batch == claim.batch)
-    ready = max(came) if first >= max(came) else training.admitted.get(claim.group, row.opened_at)
-    return max(ready, row.opened_at)
+    last = max(came.values())
+    return max(last if first >= last else came[claim.group], training.batches[claim.batch].opened_at)
 
 
 def _median(values: Sequence[float]) -> float:
