@@ -84,7 +84,3 @@ class Cell:
     fence: Fence = field(default_factory=Fence)
     paused: bool = False
     over: asyncio.Event = field(default_factory=asyncio.Event)
-
-    @property
-    def is_core(self) -> bool:
-        return self.index == 0

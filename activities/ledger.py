@@ -5,9 +5,9 @@ import asyncio
 from sqlalchemy import Engine
 from temporalio import activity
 
-from infra.records import batches, decisions
+from infra.records import batches, cores, decisions
 from workflows.messages.batch import CommitBatch, OpenedBatch
-from workflows.messages.control import RecordLedger, RecordPublished
+from workflows.messages.control import RecordCore, RecordLedger, RecordPublished
 from workflows.messages.transition import TransitionReport
 
 
@@ -26,6 +26,11 @@ class LedgerActivities:
     async def record_published(self, request: RecordPublished) -> None:
         """Record when a version was first served everywhere."""
         await asyncio.to_thread(batches.mark_published, self._engine, request.version)
+
+    @activity.defn(name="record_core")
+    async def record_core(self, request: RecordCore) -> None:
+        """Record which cell is the core from now on."""
+        await asyncio.to_thread(cores.name_core, self._engine, request)
 
     @activity.defn(name="record_transition")
     async def record_transition(self, report: TransitionReport) -> None:

@@ -11,7 +11,7 @@ from temporalio import activity
 from temporalio.client import Client
 
 from activities.cell import Cell
-from activities.weights import ensure_actor_weights, holds
+from activities.weights import ensure_actor_weights, ensure_core, holds
 from infra.records.batches import add_claim, finish_claim
 from infra.update_metrics import figures
 from workflows.messages.batch import (
@@ -35,6 +35,7 @@ from workflows.messages.training import (
     CombineGroup,
     Commit,
     Contribute,
+    LayDown,
     OpenBatch,
     Participant,
     Resume,
@@ -54,12 +55,17 @@ class TrainingActivities:
     async def join_batch(self, request: JoinBatch) -> None:
         """Hold exactly the batch's weights, accumulate for it, then serve its stream. Repeating it changes nothing.
 
-        A sealed batch is opened again with what it has; an update that was applied but never recorded is taken back,
+        Whoever leads has the optimizer that goes with these weights, or takes it from their checkpoint. A sealed batch
+        is opened again with what it has; an update that was applied but never recorded is taken back,
         one that was recorded stays, although nobody could tell the actor so. Raises VersionMismatch when these weights
         are nowhere to be had.
         """
         cell, fence = self._cell, await self._fence()
         status = await cell.actor.status()
+        if status.is_core and request.core != cell.index:
+            # It led before, or took over and was not named: whoever leads now has the optimizer.
+            await cell.actor.lay_down(LayDown(**fence))
+            status = await cell.actor.status()
         if status.batch is not None and status.batch != request.batch:
             # The Scheduler has one batch open at a time: that one is over, and the word of how it ended was lost.
             await cell.stream.close()
@@ -67,7 +73,9 @@ class TrainingActivities:
         elif status.phase in (BatchPhase.SEALED, BatchPhase.APPLIED):
             # Sealed, too, may hide an update: one in memory that no disk would take.
             await cell.actor.take_back(BatchRequest(**fence, batch=request.batch))
-        if not await ensure_actor_weights(cell, request.weights, fence["lease_epoch"]):
+        if request.core == cell.index:
+            await ensure_core(cell, request.weights, fence["lease_epoch"])
+        elif not await ensure_actor_weights(cell, request.weights, fence["lease_epoch"], request.core):
             raise VersionMismatch(f"cell {cell.index} has no way to version {request.weights.version}")
         await cell.actor.resume(Resume(**fence))
         await cell.actor.open_batch(
@@ -217,7 +225,7 @@ class TrainingActivities:
         """The update is committed: the gradient may go. With `discard` it never counted."""
         await self._cell.stream.close()
         status, fence = await self._cell.actor.status(), await self._fence()
-        if status.batch != request.batch and not self._cell.is_core:
+        if status.batch != request.batch and not status.is_core:
             return
         if request.discard:
             if status.phase is BatchPhase.APPLIED:
@@ -250,13 +258,16 @@ def current_attempt() -> int:
 
 
 def prefix_group(own: SealReply | None, sealed: Mapping[int, SealReply], attempt: int = 1) -> CombineGroup | None:
-    """The communication group of everybody who sealed, in order of cells; None where gradients are read one-sided.
+    """The communication group of everybody who sealed, the core first, then in order of cells; None where gradients are
+    read one-sided.
 
     So they are on every retry: a core that has applied the update already would never come to the group.
     """
     if attempt > 1 or own is None or not own.meeting or len(sealed) < 2:
         return None
-    members = tuple((cell, sealed[cell].boot_epoch) for cell in sorted(sealed))
+    members = tuple(
+        (cell, sealed[cell].boot_epoch) for cell in sorted(sealed, key=lambda cell: (cell != own.cell, cell))
+    )
     return CombineGroup(meeting=own.meeting, members=members)
 
 

@@ -16,6 +16,7 @@ from infra.actor import ActorClient
 from infra.checkpoints import CheckpointStore
 from infra.checkpoints.contents import BESIDE_THE_MODEL
 from infra.records.batches import checkpoint_of
+from infra.records.cores import core_on_record
 from workflows.messages.cell_steps import EngineVerified, LoadWeights
 from workflows.messages.errors import ActorUnavailable, Fenced, StillHeld, TransferFailed, VersionMismatch
 from workflows.messages.scheduling import Weights
@@ -26,6 +27,8 @@ from workflows.messages.training import (
     ExposeSnapshot,
     PullSnapshot,
     ReleaseSnapshot,
+    RestoreBase,
+    RestoreCheckpoint,
     SnapshotReply,
 )
 
@@ -108,7 +111,8 @@ class WeightsActivities:
         """A model folder with exactly these weights."""
         if weights.version == 0:
             return self._cell.base_model
-        if await ensure_actor_weights(self._cell, weights, lease):
+        core, _ = await asyncio.to_thread(core_on_record, self._cell.records)
+        if await ensure_actor_weights(self._cell, weights, lease, core):
             target = self._cell.published / f"v{weights.version:08d}"
             await asyncio.to_thread(self._cell.published.mkdir, parents=True, exist_ok=True)
             await self._cell.actor.export(
@@ -131,14 +135,14 @@ class WeightsActivities:
         return found.folder
 
 
-async def ensure_actor_weights(cell: Cell, weights: Weights, lease: int) -> bool:
+async def ensure_actor_weights(cell: Cell, weights: Weights, lease: int, core_cell: int) -> bool:
     """Whether the cell's actor holds `weights` now; a satellite reads them from the core if the core has them."""
     status = await cell.actor.status()
     if holds(status, weights):
         return True
-    if cell.is_core:
+    if cell.index == core_cell:
         return False
-    core = cell.peer_actor(0)
+    core = cell.peer_actor(core_cell)
     try:
         core_status = await core.status()
         if not holds(core_status, weights):
@@ -163,6 +167,31 @@ async def ensure_actor_weights(cell: Cell, weights: Weights, lease: int) -> bool
     finally:
         await core.close()
     return True
+
+
+async def ensure_core(cell: Cell, weights: Weights, lease: int) -> None:
+    """Let the cell's actor be the core, with exactly these committed weights and what belongs to them, from their
+    checkpoint; if it is that already nothing changes.
+
+    Raises VersionMismatch for weights that are not on record, Fenced if it holds newer ones, CheckpointUnusable.
+    """
+    status = await cell.actor.status()
+    if status.is_core and holds(status, weights):
+        return
+    name = await asyncio.to_thread(checkpoint_of, cell.records, weights)
+    if name is None:
+        raise VersionMismatch(f"version {weights.version} is not on record: nobody can begin from it")
+    whole = {
+        "boot_epoch": cell.boot_epoch,
+        "lease_epoch": max(lease, status.lease_epoch),
+        "version": weights.version,
+        "checksum": weights.checksum,
+        "as_core": True,
+    }
+    if name:
+        await cell.actor.restore_checkpoint(RestoreCheckpoint(**whole))
+    else:
+        await cell.actor.restore_base(RestoreBase(**whole))
 
 
 async def _exposed(core: ActorClient, request: ExposeSnapshot) -> SnapshotReply:

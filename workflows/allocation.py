@@ -138,6 +138,7 @@ class Allocation(Errands):
             kv_handoff=self.spec.kv_handoff,
             publish="recompute" if self.burst is None else self.burst.publish,
             leaves_at=self.cells.entries[cell].leaves_at if direction is Direction.RETIRE else None,
+            led=self.cells.entries[cell].led,
         )
         self._spawn(self._send_move(cell, move), f"move cell {cell}")
         return CellMove(cell=cell, move=move.move, boot_epoch=move.boot_epoch)
@@ -271,8 +272,9 @@ class Allocation(Errands):
         reasons = registry.why_at_burst_end(name, state, dispatch, self.mode)
         for cell in stay:
             self._note("stay", cell, reasons, state, policy=name)
-        if 0 in training and 0 not in stay:
-            self._back(0, reasons, state)
+        core = self.cells.core
+        if core in training and core not in stay:
+            self._back(core, reasons, state)
         return stay
 
     def _return(self, cell: int, reason: str) -> None:

@@ -23,7 +23,7 @@ from workflows.messages.group import AdmittedGroup, MicroStep, PackGroup
 from workflows.messages.scheduling import BatchAbandoned, BatchClosed, GroupAssigned, Member
 from workflows.messages.transition import Resolution
 from workflows.parking import StepAborted, StepSkipped, call, failure_text, stop_if_cancelled, upsert
-from workflows.participants import CORE, REJOIN_SECONDS, Participants
+from workflows.participants import REJOIN_SECONDS, Participants
 from workflows.settlement import combine_of, commit_of, open_of, report_of
 from workflows.stream import Stream, StreamState
 
@@ -153,7 +153,7 @@ class TrainingBatch(Participants):
     def _complete(self) -> bool:
         """Everything has been accumulated and everyone who did is there; with targets, the core too, to combine."""
         streamed = self.packed == self.spec.spec.groups_per_step and self.stream.idle
-        return streamed and (not self.stream.micro_steps or (CORE in self.joined and self._all_present()))
+        return streamed and (not self.stream.micro_steps or (self.core in self.joined and self._all_present()))
 
     def _start_packing(self) -> None:
         if self.packing is None and self.packed < len(self.groups):
@@ -265,12 +265,12 @@ class TrainingBatch(Participants):
         if not self._complete():
             self.joined.clear()  # sealed cells open again for the stream by joining again
             return None
-        core, counted = self.joined[CORE], self.stream.in_order()
+        core, counted = self.joined[self.core], self.stream.in_order()
         accounts = tuple(account for account in sealed if account is not None and account.cell in self.joined)
         request = combine_of(self.spec, self.groups, accounts)
         combining = asyncio.ensure_future(call(steps.COMBINE_UPDATE, request, queue=core.queue))
         try:
-            await workflow.wait_condition(lambda: combining.done() or self.joined.get(CORE) != core)
+            await workflow.wait_condition(lambda: combining.done() or self.joined.get(core.cell) != core)
             if not combining.done():
                 raise _CoreLost("the core's boot is gone")
             update = combining.result()

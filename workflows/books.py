@@ -32,11 +32,13 @@ from workflows.telemetry import Telemetry
 
 
 class OpenBatchState(Message):
-    """The open batch as the Scheduler knows it. `sent`: its groups so far, in order of admission."""
+    """The open batch as the Scheduler knows it. `sent`: its groups so far, in order of admission. `held`: it was opened
+    while the core leaves, and begins under the next one."""
 
     request: OpenBatch
     sent: tuple[str, ...] = ()
     assigned: tuple[str, ...] = ()
+    held: bool = False
 
 
 class CellMove(Message):
@@ -71,6 +73,19 @@ class Judgement(Message):
     whole: bool = Field(default=False, description="the iteration in which it moved is over")
 
 
+class HandOver(Message):
+    """The core is to leave. `heir`: the cell that was asked to take over, and has not answered yet.
+
+    `failed`: those that were asked and could not, left alone until `again_at`; `told`: nobody could, and it was said.
+    """
+
+    heir: CellMove | None = None
+    begun_at: float = 0.0
+    failed: tuple[int, ...] = ()
+    again_at: float = 0.0
+    told: bool = False
+
+
 class Slots(Message):
     """Processor slots as they are shared out; `change` counts."""
 
@@ -86,6 +101,9 @@ class SchedulerState(Carried):
     weights: Weights = Field(description="the published version")
     accounts: AccountsState = AccountsState()
     cells: tuple[CellEntry, ...]
+    core: int = Field(default=0, description="the cell that holds the optimizer")
+    change: int = Field(default=0, description="how often the core was handed over")
+    hand_over: HandOver | None = None
     committed: Weights | None = Field(default=None, description="the newest committed version, if not yet published")
     burst: BurstSpec | None = None
     burst_run: str = Field(default="", description="run id of the burst's workflow")
@@ -119,7 +137,8 @@ class Books(Parking):
         self.spec, self.run_name = state.spec, state.spec.run
         self.weights, self.committed = state.weights, state.committed
         self.accounts = Accounts(state.spec.run, state.accounts)
-        self.cells = CellTable(state.cells)
+        self.cells = CellTable(state.cells, state.core, state.change)
+        self.hand_over, self.naming = state.hand_over, False
         self.burst: BurstSpec | None = state.burst
         self.burst_cancelled = state.burst_cancelled
         self.burst_run, self.refilled = state.burst_run, state.refilled
@@ -254,7 +273,7 @@ class Books(Parking):
             groups_per_step=burst.groups_per_step if burst else 0,
             supply_fraction=settings.supply_fraction,
             hold_seconds=settings.hold_seconds,
-            move_under_way=bool(self.cells.in_role(CellRole.TO_TRAINING)) or workflow.time() < self.cooldown_until,
+            move_under_way=self._is_moving(),
             streaming=settings.streaming,
             burst_needed=needed + batch.request.later_groups if batch and whole else None,
             split=settings.split or max(1, len(cells) // 2),
@@ -272,6 +291,12 @@ class Books(Parking):
             throughput=settings.throughput,
         )
 
+    def _is_moving(self) -> bool:
+        """Whether nobody else may be sent away now."""
+        handing_over = self.hand_over is not None and self.hand_over.heir is not None
+        on_its_way = bool(self.cells.in_role(CellRole.TO_TRAINING))
+        return on_its_way or handing_over or workflow.time() < self.cooldown_until
+
     def _slots(self) -> Slots:
         """Processor slots as they are shared out now; 0: not the Scheduler's to share out."""
         return self.slots or Slots(harness=self.spec.harness_slots, evaluator=self.spec.evaluator_slots)
@@ -283,6 +308,9 @@ class Books(Parking):
             committed=self.committed,
             accounts=self.accounts.carry(),
             cells=self.cells.carry(),
+            core=self.cells.core,
+            change=self.cells.change,
+            hand_over=self.hand_over,
             burst=self.burst,
             burst_run=self.burst_run,
             burst_cancelled=self.burst_cancelled,

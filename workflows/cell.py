@@ -20,7 +20,15 @@ from temporalio.workflow import ParentClosePolicy
 from workflows.messages import ids
 from workflows.messages.burst import PublishMode
 from workflows.messages.carried import Carried
-from workflows.messages.fleet import COULD_NOT_LEAVE, REBOOTS, CellReport, CellRole, CellSpec, CellWorkerUp
+from workflows.messages.fleet import (
+    COULD_NOT_LEAVE,
+    COULD_NOT_TAKE_OVER,
+    REBOOTS,
+    CellReport,
+    CellRole,
+    CellSpec,
+    CellWorkerUp,
+)
 from workflows.messages.scheduling import Weights
 from workflows.messages.transition import (
     Direction,
@@ -164,6 +172,9 @@ class Cell(Parking):
                 return
         elif move.boot_epoch and self.boot is not None and move.boot_epoch != self.boot.boot_epoch:
             return  # asked of a boot that is gone; this one has reported, or will
+        if move.direction is Direction.TAKE_OVER:
+            await self._take_over(move)
+            return
         if move.direction is Direction.RETIRE and self.role not in (CellRole.ROLLOUT, CellRole.TRAINING):
             await self._report(CellRole.RETIRED, move.move, f"was {self.role.value}")
             return
@@ -180,7 +191,18 @@ class Cell(Parking):
             handoff=move.kv_handoff,
             publish=move.publish,
             leaves_at=move.leaves_at,
+            led=move.led,
         )
+
+    async def _take_over(self, move: MoveCell) -> None:
+        """Become the core, beside whatever the cell does: it serves or trains on, also when that fails."""
+        reason = f"is {self.role.value}"
+        if self.role in (CellRole.ROLLOUT, CellRole.TRAINING):
+            report = await self._transition(Direction.TAKE_OVER, {}, handoff=False, committed=move.committed)
+            if report.result is TransitionResult.SUPERSEDED:
+                return
+            reason = "" if report.result is TransitionResult.DONE else report.reason or report.result.value
+        await self._report(self.role, move.move, f"{COULD_NOT_TAKE_OVER}: {reason}" if reason else "")
 
     async def _change(
         self,
@@ -191,12 +213,13 @@ class Cell(Parking):
         handoff: bool,
         publish: PublishMode = "recompute",
         leaves_at: float | None = None,
+        led: bool = False,
     ) -> None:
         """Run transitions until the role has settled, the cell is parked for good, or a newer boot interrupts."""
         trains = self.role is CellRole.TRAINING
         while True:
             report = await self._transition(
-                direction, peers, handoff=handoff, publish=publish, trains=trains, leaves_at=leaves_at
+                direction, peers, handoff=handoff, publish=publish, trains=trains, leaves_at=leaves_at, led=led
             )
             match report.result:
                 case TransitionResult.DONE:
@@ -254,9 +277,11 @@ class Cell(Parking):
         peers: dict[str, str],
         *,
         handoff: bool,
-        publish: PublishMode,
-        trains: bool,
-        leaves_at: float | None,
+        publish: PublishMode = "recompute",
+        trains: bool = False,
+        leaves_at: float | None = None,
+        led: bool = False,
+        committed: Weights | None = None,
     ) -> TransitionReport:
         boot = self.boot
         if boot is None:
@@ -283,6 +308,8 @@ class Cell(Parking):
             trains=trains and direction is Direction.RETIRE,
             leaves_at=leaves_at if direction is Direction.RETIRE else None,
             may_reboot=self._may_reboot(direction),
+            led=led and direction is Direction.RETIRE,
+            committed=committed,
         )
         try:
             return await self._run_transition(spec)

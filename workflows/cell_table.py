@@ -9,6 +9,8 @@ from workflows.messages.scheduling import Member
 from workflows.policy.state import CellView
 
 _GIVEN_AWAY = (CellRole.TO_TRAINING, CellRole.RETIRING)
+_SETTLED = (CellRole.ROLLOUT, CellRole.TRAINING)
+_COMING = (CellRole.STARTING, CellRole.TO_TRAINING, CellRole.TO_ROLLOUT)
 
 
 class CellEntry(Message):
@@ -21,13 +23,15 @@ class CellEntry(Message):
     version: int | None = None
     reason: str = ""
     leaves_at: float | None = Field(default=None, description="reclaimed: when it has to be gone at the latest")
+    led: bool = Field(default=False, description="it was the core, and has handed that over")
 
 
 class CellTable:
-    """All cells, by index."""
+    """All cells, by index. `core` is the one that holds the optimizer, by the `change`-th hand-over."""
 
-    def __init__(self, entries: tuple[CellEntry, ...]) -> None:
+    def __init__(self, entries: tuple[CellEntry, ...], core: int = 0, change: int = 0) -> None:
         self.entries = {entry.spec.index: entry for entry in entries}
+        self.core, self.change = core, change
 
     def apply(self, report: CellReport, asked: str = "") -> CellEntry | None:
         """Take a report; returns the entry before it, or None when it is of an older boot (or of no cell of this
@@ -70,6 +74,37 @@ class CellTable:
     def remove(self, cell: int) -> None:
         self.entries.pop(cell, None)
 
+    def heirs(self, *, settled: bool = True) -> tuple[int, ...]:
+        """Cells that can take over the core, the best one first; with `settled` False also those that may be able to
+        when what they are doing is done.
+
+        Any trainer can: checkpoints know names, not layouts. One of the core's own layout computes alike and is as
+        large; one that trains already need not leave anything.
+        """
+        core, roles = self.entries[self.core].spec, _SETTLED if settled else (*_SETTLED, *_COMING)
+        able = {
+            index: entry
+            for index, entry in self.entries.items()
+            if index != self.core and entry.spec.trains and entry.leaves_at is None and entry.role in roles
+        }
+
+        def rank(index: int) -> tuple[bool, bool, int]:
+            spec = able[index].spec
+            other_layout = (spec.stages, spec.replicas) != (core.stages, core.replicas)
+            return other_layout, able[index].role is not CellRole.TRAINING, index
+
+        return tuple(sorted(able, key=rank))
+
+    def name_core(self, cell: int) -> None:
+        """`cell` is the core from now on; the one before is a cell like any other."""
+        self.entries[self.core] = self.entries[self.core].model_copy(update={"led": True})
+        self.entries[cell] = self.entries[cell].model_copy(update={"led": False})
+        self.core, self.change = cell, self.change + 1
+
+    def in_order(self) -> list[int]:
+        """Indices in the order in which cells train: the core, then the others."""
+        return sorted(self.entries, key=lambda index: (index != self.core, index))
+
     def role(self, cell: int) -> CellRole:
         return self.entries[cell].role
 
@@ -92,23 +127,24 @@ class CellTable:
         return [index for index in self.serving(version) if self.entries[index].leaves_at is None]
 
     def views(self, version: int) -> tuple[CellView, ...]:
-        """What the policy sees."""
+        """What the policy sees, in the order in which cells train."""
         serving = set(self._staying(version))
         return tuple(
             CellView(
                 index=index,
-                role=entry.role,
-                slots=entry.spec.slots,
-                trains=entry.spec.trains and entry.leaves_at is None,
+                role=self.entries[index].role,
+                slots=self.entries[index].spec.slots,
+                trains=self.entries[index].spec.trains and self.entries[index].leaves_at is None,
                 serving=index in serving,
-                leaving=entry.leaves_at is not None,
+                leaving=self.entries[index].leaves_at is not None,
             )
-            for index, entry in sorted(self.entries.items())
+            for index in self.in_order()
         )
 
     def member(self, cell: int) -> Member:
         entry = self.entries[cell]
-        return Member(cell=cell, boot_epoch=entry.boot_epoch, queue=entry.queue)
+        who = {"cell": cell, "boot_epoch": entry.boot_epoch, "queue": entry.queue}
+        return Member(**who, core=self.core, change=self.change)
 
     def peers(self, leaving: int, version: int) -> dict[str, str]:
         """Engine -> activity queue of the cells that may take over from `leaving`."""

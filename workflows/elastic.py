@@ -2,25 +2,24 @@
 
 An offered cell joins when its worker has booted. A reclaimed one leaves as soon as nothing is lost by it, and at the
 latest so that it is gone by its deadline: serving, it is drained like a cell that goes to training; training, it leaves
-the stream, and what it has accumulated for an open batch is computed again by the others. The core is never given away:
-no cell can take over its optimizer state.
+the stream, and what it has accumulated for an open batch is computed again by the others. The core goes only after
+another cell has taken over its optimizer state (`workflows.succession`).
 """
 
 from temporalio import workflow
 from temporalio.exceptions import ApplicationError
 
 from workflows import steps
-from workflows.allocation import Allocation
 from workflows.cell_table import CellEntry
 from workflows.messages.fleet import COULD_NOT_LEAVE, CellRole, CellSpec, Elasticity, OfferCell, ReclaimCell
 from workflows.messages.scheduling import OpenCell
 from workflows.messages.transition import Direction
+from workflows.succession import Succession
 
 _ON_THEIR_WAY = (CellRole.RETIRING, CellRole.TO_TRAINING, CellRole.TO_ROLLOUT)
-CORE = 0
 
 
-class Elastic(Allocation):
+class Elastic(Succession):
     """The outer scheduler's side of the Scheduler."""
 
     @workflow.update
@@ -68,14 +67,17 @@ class Elastic(Allocation):
     @reclaim_cell.validator
     def _may_reclaim(self, request: ReclaimCell) -> None:
         cell, entries = request.cell, self.cells.entries
-        if cell == CORE:
-            raise refusal("cell: 0 is the core; nobody can take over its weights and optimizer state")
         if cell in self.reclaimed:
             return
         if cell not in entries:
             raise refusal(f"cell: the run has no cell {cell}, it has {', '.join(map(str, sorted(entries)))}")
-        if entries[cell].leaves_at is None and cell not in self._reclaimable():
-            raise refusal(f"cell: the fleet's bounds need {self._fewest()} cells to stay")
+        if entries[cell].leaves_at is not None or cell in self._reclaimable():
+            return
+        if cell == self.cells.core and not self.cells.heirs(settled=False):
+            raise refusal(f"cell: {cell} is the core; nobody can take over its weights and optimizer state")
+        if self._is_needed(cell):
+            raise refusal(f"cell: {cell} is to take over from cell {self.cells.core}, the core, which leaves")
+        raise refusal(f"cell: the fleet's bounds need {self._fewest()} cells to stay")
 
     @workflow.query
     def elasticity(self) -> Elasticity:
@@ -88,12 +90,23 @@ class Elastic(Allocation):
             min_cells=self._fewest(),
             max_cells=self.spec.max_cells,
             next_index=self._next_index(),
+            core=self.cells.core,
             costs={direction.value: cost for direction, cost in sorted(self.telemetry.costs.items())},
         )
 
     def _reclaimable(self) -> tuple[int, ...]:
         staying = sorted(cell for cell, entry in self.cells.entries.items() if entry.leaves_at is None)
-        return tuple(cell for cell in staying if cell != CORE) if len(staying) > self._fewest() else ()
+        if len(staying) <= self._fewest():
+            return ()
+        return tuple(cell for cell in staying if not self._is_needed(cell))
+
+    def _is_needed(self, cell: int) -> bool:
+        """Whether the run would be left without a core, or with one that cannot leave as it was promised to."""
+        heirs = self.cells.heirs(settled=False)
+        if cell == self.cells.core:
+            return not heirs
+        asked = self.hand_over.heir if self.hand_over is not None else None
+        return self._core_leaves() and (heirs == (cell,) or (asked is not None and asked.cell == cell))
 
     def _fewest(self) -> int:
         bounds = self.spec.bounds
@@ -106,7 +119,12 @@ class Elastic(Allocation):
         """Send reclaimed cells away, now or later; returns seconds after which time alone makes the next one go."""
         now, waits = workflow.time(), list[float]()
         for cell, entry in sorted(self.cells.entries.items()):
-            if entry.leaves_at is None or entry.role in _ON_THEIR_WAY:
+            if entry.leaves_at is None:
+                continue
+            if cell == self.cells.core:
+                waits += [seconds for seconds in (self._succeed(entry),) if seconds is not None]
+                continue
+            if entry.role in _ON_THEIR_WAY or (entry.led and self.naming):
                 continue
             latest = entry.leaves_at - self.telemetry.migration_seconds(Direction.RETIRE)
             cooldown = now < self.cooldown_until
@@ -123,7 +141,7 @@ class Elastic(Allocation):
     def _can_spare(self, entry: CellEntry) -> bool:
         """Whether the cell may go without work being done twice or executions waiting for an engine."""
         if entry.role is CellRole.TRAINING:
-            return self.batch is None
+            return self.batch is None or self.batch.held or entry.led
         if entry.role is CellRole.ROLLOUT:
             return self.accounts.running <= self.cells.capacity(self.weights.version)
         return True

@@ -17,7 +17,6 @@ from workflows.messages.scheduling import Member
 from workflows.parking import Parking, call, failure_text
 from workflows.stream import Stream
 
-CORE = 0
 REJOIN_SECONDS = 5
 
 
@@ -27,9 +26,12 @@ class Participants(Parking):
     def __init__(
         self, spec: BatchSpec, stream: Stream, members: tuple[Member, ...], joined: tuple[Member, ...]
     ) -> None:
+        """Who leads is known with the first member, and again with whoever comes after a hand-over."""
         self.spec, self.batch, self.stream = spec, spec.batch, stream
         self.members = {member.cell: member for member in members}
         self.joined = {member.cell: member for member in joined}
+        newest = max(members, key=lambda member: member.change, default=None)
+        self.core, self.change = (newest.core, newest.change) if newest is not None else (0, 0)
         self.joining: dict[int, asyncio.Task[None]] = {}
         self.closing = False
         self.broken: BaseException | None = None
@@ -37,6 +39,8 @@ class Participants(Parking):
     @workflow.signal
     def member_joined(self, member: Member) -> None:
         """A cell is in training and may join; a newer boot replaces an older one."""
+        if member.change >= self.change:
+            self.core, self.change = member.core, member.change
         known = self.members.get(member.cell)
         if known is None or member.boot_epoch >= known.boot_epoch:
             if known is not None and member.boot_epoch > known.boot_epoch:
@@ -69,7 +73,7 @@ class Participants(Parking):
             for member in waiting
             if member.cell not in self.joined
             and member.cell not in self.joining
-            and (member.cell == CORE or CORE in self.joined)
+            and (member.cell == self.core or self.core in self.joined)
         ]
 
     def _all_present(self) -> bool:
@@ -100,6 +104,7 @@ class Participants(Parking):
             batch=self.batch,
             weights=self.spec.weights,
             in_flight_depth=self.spec.spec.policy.in_flight_depth,
+            core=self.core,
         )
         try:
             await call(

@@ -82,9 +82,9 @@ class Scheduler(Elastic):
         if self.batch is None or self.batch.request.batch != request.batch:
             if self.batch is not None:
                 self._free_batch(self.batch.request.batch)
-            self.batch = OpenBatchState(request=request)
+            self.batch = OpenBatchState(request=request, held=self._core_leaves())
             for cell in self.cells.in_role(CellRole.TRAINING):
-                self._tell_batch("member_joined", self.cells.member(cell))
+                self._call_member(cell)
         self.dirty = True
 
     @workflow.signal
@@ -127,6 +127,8 @@ class Scheduler(Elastic):
     @workflow.signal
     def cell_reported(self, report: CellReport) -> None:
         """A cell's role has settled, or its worker has booted."""
+        if self._took_over(report):
+            return
         before = self.cells.apply(report, self._asked(report.cell))
         if before is None:
             workflow.logger.info("ignored report of cell %d, boot %d", report.cell, report.boot_epoch)
@@ -141,7 +143,7 @@ class Scheduler(Elastic):
             left = Member(cell=report.cell, boot_epoch=before.boot_epoch, queue=before.queue)
             self._tell_batch("member_left", left)
         if report.role is CellRole.TRAINING:
-            self._tell_batch("member_joined", self.cells.member(report.cell))
+            self._call_member(report.cell)
         serves = report.role is CellRole.ROLLOUT and self.cells.role(report.cell) is CellRole.ROLLOUT
         if serves and (report.version is None or report.version < self.weights.version):
             # It booted, or came back, with weights it was told of before the last publish.
@@ -330,7 +332,7 @@ class Scheduler(Elastic):
     def _feed_batch(self) -> None:
         """Send the open batch its next groups, in order of admission."""
         batch, given_up = self.batch, self._given_up()
-        if batch is None:
+        if batch is None or batch.held:
             return
         room = batch.request.groups - len(batch.sent)
         waiting = [

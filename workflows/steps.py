@@ -67,6 +67,7 @@ RECORD_PUBLISHED = Step("record_published", control.RecordPublished, _NONE, Queu
 MEASURE_PIPELINE = Step(
     "measure_pipeline", control.MeasurePipeline, control.PipelineSample, Queue.CONTROL, 30, first_back_off=1
 )
+RECORD_CORE = Step("record_core", control.RecordCore, _NONE, Queue.CONTROL, 30)
 RECORD_TRANSITION = Step("record_transition", transition.TransitionReport, _NONE, Queue.CONTROL, 30)
 ADMIT_GROUP = Step("admit_group", group.AdmitGroup, group.AdmittedGroup, Queue.CONTROL, 120)
 PACK_GROUP = Step("pack_group", group.PackGroup, group.PackedGroup, Queue.CONTROL, 120)
@@ -110,6 +111,8 @@ SWAP_WEIGHTS = Step(
 VERIFY_ENGINE = Step(
     "verify_engine", cell_steps.LoadWeights, cell_steps.EngineVerified, Queue.CELL, 60, attempts=4, **_CELL
 )
+TAKE_CORE = Step("take_core", cell_steps.TakeCore, cell_steps.CoreTaken, Queue.CELL, 1800, attempts=3, **_CELL)
+LAY_DOWN_CORE = Step("lay_down_core", cell_steps.CellLease, _NONE, Queue.CELL, 120, attempts=2, **_CELL)
 JOIN_BATCH = Step("join_batch", batch.JoinBatch, _NONE, Queue.CELL, 300, attempts=4, **_CELL)
 SEAL_BATCH = Step("seal_batch", batch.SealBatch, batch.Sealed, Queue.CELL, 120, attempts=4, **_CELL)
 COMBINE_UPDATE = Step("combine_update", batch.CombineUpdate, batch.UpdateApplied, Queue.CELL, 1800, attempts=3, **_CELL)

@@ -24,6 +24,7 @@ GUESS_SECONDS: Mapping[Direction, float] = {
     Direction.TO_TRAINING: 10.0,
     Direction.TO_ROLLOUT: 5.0,
     Direction.RETIRE: 10.0,
+    Direction.TAKE_OVER: 10.0,
 }
 """What a role change is taken to cost before one was measured."""
 

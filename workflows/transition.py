@@ -5,6 +5,7 @@
     to_rollout    leave the stream, release training, resume rollout, load and verify the published weights, open
     publish       close the door, cut requests, load and verify, open; or, under `keep_kv`: close the door, pause what
                   runs in place, load and verify, go on, open (if that fails, as above)
+    take_over     become the core: restore the last committed set; the cell's role stays what it is
     retire        what serves leaves rollout as above, what trains leaves the stream; nothing is taken up again
     boot          register the engine, load and verify, open
 
@@ -28,7 +29,7 @@ from temporalio.exceptions import ActivityError, is_cancelled_exception
 from workflows import steps
 from workflows.messages import ids
 from workflows.messages.base import Message
-from workflows.messages.cell_steps import CellLease, LoadWeights, PullKv, RebootCell, RetainKv
+from workflows.messages.cell_steps import CellLease, LoadWeights, PullKv, RebootCell, RetainKv, TakeCore
 from workflows.messages.routing import CancelRequest, DoorChange, EngineEntry, HandoffDone, Move, RerouteRequest
 from workflows.messages.transition import (
     Direction,
@@ -130,15 +131,29 @@ class RoleTransition:
                 await self._perform(Component.TRAINING, Verb.SUSPEND)
                 await self._on_cell(steps.RESUME_ROLLOUT, self._lease())
                 await self._serve()
+            case Direction.TAKE_OVER:
+                await self._take_over()
             case Direction.RETIRE if self.spec.trains:
+                await self._lay_down()
                 await self._perform(Component.TRAINING, Verb.SUSPEND)
             case Direction.RETIRE:
+                await self._lay_down()
                 await self._leave_rollout()
             case Direction.PUBLISH:
                 await self._publish()
             case Direction.BOOT:
                 await self._step(steps.REGISTER_ENGINE, self._entry(), "register-engine")
                 await self._serve()
+
+    async def _take_over(self) -> None:
+        """Optimizer and weights come together, from the set that is on record; the cell answers what it holds then."""
+        asked = self.spec.committed or self.spec.weights
+        await self._on_cell(steps.TAKE_CORE, TakeCore(**self._ids(), weights=asked))
+
+    async def _lay_down(self) -> None:
+        """What led before refuses whatever comes late from now on. Nobody asks it any more, so it may be dead, too."""
+        if self.spec.led:
+            await self._tried(steps.LAY_DOWN_CORE, self._lease())
 
     async def _publish(self) -> None:
         kept = self.spec.publish == "keep_kv"
@@ -233,6 +248,8 @@ class RoleTransition:
         await self._step(steps.CHANGE_DOOR, self._open_door(), "open-door")
 
     async def _way_back(self, reason: str) -> tuple[TransitionResult, str]:
+        if self.spec.direction is Direction.TAKE_OVER:
+            return await self._give_back_core(reason)
         leaves_rollout = self.spec.direction in (Direction.TO_TRAINING, Direction.RETIRE) and not self.spec.trains
         if not leaves_rollout or self.memory_released:
             return await self._last_resort(reason)
@@ -251,6 +268,14 @@ class RoleTransition:
             return TransitionResult.SUPERSEDED, "a newer boot of the cell worker"
         except _StepFailed as error:
             return await self._last_resort(f"{reason}; rolling back failed too: {error}")
+        return TransitionResult.ROLLED_BACK, reason
+
+    async def _give_back_core(self, reason: str) -> tuple[TransitionResult, str]:
+        """How far it came does not matter, for it is not named: it goes on as the satellite that it was."""
+        try:
+            await self._tried(steps.LAY_DOWN_CORE, self._lease())
+        except _Superseded:
+            return TransitionResult.SUPERSEDED, "a newer boot of the cell worker"
         return TransitionResult.ROLLED_BACK, reason
 
     async def _last_resort(self, reason: str) -> tuple[TransitionResult, str]:

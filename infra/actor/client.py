@@ -49,6 +49,9 @@ class ActorClient:
     async def restore_checkpoint(self, request: m.RestoreCheckpoint) -> m.RestoreReply:
         return await self._call("restore_checkpoint", request, m.RestoreReply)
 
+    async def lay_down(self, request: m.LayDown) -> m.ResourceReply:
+        return await self._call("lay_down", request, m.ResourceReply)
+
     async def expose_snapshot(self, request: m.ExposeSnapshot) -> m.SnapshotReply:
         return await self._call("expose_snapshot", request, m.SnapshotReply)
 

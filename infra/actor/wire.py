@@ -18,6 +18,7 @@ KEY_VARIABLE = "GYRE_ACTOR_KEY"
 ROUTES: dict[str, tuple[type[m.ActorRequest], type[Message]]] = {
     "restore_base": (m.RestoreBase, m.RestoreReply),
     "restore_checkpoint": (m.RestoreCheckpoint, m.RestoreReply),
+    "lay_down": (m.LayDown, m.ResourceReply),
     "expose_snapshot": (m.ExposeSnapshot, m.SnapshotReply),
     "release_snapshot": (m.ReleaseSnapshot, m.ResourceReply),
     "pull_snapshot": (m.PullSnapshot, m.WeightsReply),

@@ -118,9 +118,11 @@ def _check_waterlevel(findings: Findings, row: Row, state: dict[str, Any]) -> in
     findings.expect(
         mover["serving"], "move-of-absent-cell", subject, f"cell {row.cell} is {mover['role']}, not serving"
     )
-    for index, cell in cells.items():
+    for index, cell in cells.items():  # as the policy saw them: the core first, whichever cell that was
+        if index == row.cell:
+            break
         eligible = cell["trains"] and cell["role"] not in _INELIGIBLE
-        if index < row.cell and eligible and cell["role"] != "training":
+        if eligible and cell["role"] != "training":
             findings.add("move-breaks-prefix", subject, f"cell {row.cell} before cell {index} ({cell['role']})")
     return waterlevel - left
 

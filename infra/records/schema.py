@@ -9,6 +9,7 @@ The raw records `gyre audit` starts from. Each table has one writer:
     batches, claims     control worker and cells
     updates             core cell (committed by the batch)
     transitions, ledger control worker
+    cores               control worker
     boots               cells
 
 Token arrays are zstd-compressed little-endian arrays in the row (`infra.records.tokens`); they never cross Temporal.
@@ -255,6 +256,16 @@ transitions = Table(
     Column("result", String(20)),  # done | rolled_back | parked | rebooted | superseded
     Column("steps", JSON),  # [{name, seconds, ...}]
     Column("figures", JSON),  # workflows.messages.transition.TransitionFigures, the reason, the verbs
+)
+
+cores = Table(
+    "cores",
+    metadata,
+    Column("change", Integer, primary_key=True, autoincrement=False),  # number of the hand-over; before it: cell 0
+    Column("cell", Integer, nullable=False),
+    Column("version", Integer, nullable=False),  # of the weights it was named at
+    Column("checksum", String(64), nullable=False),
+    Column("named_at", Float, nullable=False),
 )
 
 ledger = Table(

@@ -150,7 +150,7 @@ async def test_a_satellite_waits_for_a_slot_outside_of_the_core(engine, tmp_path
         rig.core.expose_snapshot(ExposeSnapshot(version=held.version, **BOOT))
     monkeypatch.setattr("activities.weights.SLOT_PAUSE_SECONDS", 0.01)
     cell = cell_of(Direct(satellite), engine, peer=Direct(rig.core), index=1)
-    pulling = asyncio.create_task(ensure_actor_weights(cell, held, 1))
+    pulling = asyncio.create_task(ensure_actor_weights(cell, held, 1, 0))
     await asyncio.sleep(0.03)
     assert not pulling.done()
     rig.core._snapshots.release(pins[0])

@@ -22,6 +22,7 @@ from workflows.messages.burst import Purpose
 from workflows.messages.control import (
     MeasurePipeline,
     PipelineSample,
+    RecordCore,
     RecordLedger,
     RecordPublished,
     ShareSlots,
@@ -87,6 +88,8 @@ class ControlSteps:
         self.told_seconds: Callable[[float], float] = lambda seconds: seconds
         self.commits: dict[str, CommitBatch] = {}
         self.committed = FIRST
+        self.core, self.hand_overs = 0, list[RecordCore]()
+        self.combined: dict[str, int] = {}
         self.transitions: list[TransitionReport] = []
         self.ledger: dict[str, Any] = {}
 
@@ -136,6 +139,13 @@ class ControlSteps:
         if self.published and request.version < self.published[-1]:
             self.problem(f"published version {request.version} after {self.published[-1]}")
         self.published.append(request.version)
+
+    @step
+    async def record_core(self, request: RecordCore) -> None:
+        if self.hand_overs and request.change <= self.hand_overs[-1].change:
+            self.problem(f"hand-over {request.change} recorded after {self.hand_overs[-1].change}")
+        self.core = request.cell
+        self.hand_overs.append(request)
 
     @step
     async def record_transition(self, report: TransitionReport) -> None:

@@ -29,12 +29,14 @@ from workflows.messages.batch import (
 )
 from workflows.messages.cell_steps import (
     CellLease,
+    CoreTaken,
     EngineVerified,
     KvPulled,
     LoadWeights,
     PullKv,
     RebootCell,
     RetainKv,
+    TakeCore,
 )
 from workflows.messages.errors import ActorUnavailable, Fenced, VersionMismatch
 from workflows.messages.fleet import CellWorkerUp
@@ -62,6 +64,7 @@ class FakeCell:
         self.held = False
         self.dead = False
         self.highest_lease = 0
+        self.optimizer: Weights | None = world.committed if index == world.core else None
         self.stream: Worker | None = None
         self.stream_batch: str | None = None
         self.next_boot: asyncio.Task[FakeCell] | None = None
@@ -198,6 +201,21 @@ class FakeCell:
             raise VersionMismatch(f"the engine holds {self.engine}")
         return EngineVerified(weights=request.weights, bytes=WEIGHTS_BYTES)
 
+    # --- the core
+
+    @step
+    async def take_core(self, request: TakeCore) -> CoreTaken:
+        if request.weights.version > self.world.committed.version:
+            raise VersionMismatch(f"{request.weights} is not what is on record")
+        await self._close_stream()
+        self.batch, self.accumulated, self.optimizer = None, {}, self.world.committed
+        return CoreTaken(weights=self.world.committed, optimizer_steps=self.world.committed.version)
+
+    @step
+    async def lay_down_core(self, request: CellLease) -> None:
+        await self._close_stream()
+        self.batch, self.accumulated, self.optimizer = None, {}, None
+
     @step
     async def reboot_cell(self, request: RebootCell) -> None:
         self.next_boot = asyncio.create_task(self.world.boot(self.index))
@@ -206,6 +224,10 @@ class FakeCell:
 
     @step
     async def join_batch(self, request: JoinBatch) -> None:
+        if request.core == self.index:
+            self.optimizer = request.weights
+        elif self.optimizer is not None:
+            self.world.problem(f"cell {self.index} joins with an optimizer, the core is {request.core}")
         if self.batch != request.batch:
             self.batch, self.accumulated = request.batch, {}
         self.sealed = False
@@ -242,6 +264,8 @@ class FakeCell:
 
     @step
     async def combine_update(self, request: CombineUpdate) -> UpdateApplied:
+        if self.optimizer != request.weights:
+            self.world.problem(f"{request.batch}: cell {self.index} combines with the optimizer of {self.optimizer}")
         summed: list[int] = []
         for account in request.participants:
             cell = self.world.cells[account.cell]
@@ -253,6 +277,7 @@ class FakeCell:
         self.world.applied[request.batch] = sorted(summed)
         version = request.weights.version + 1
         weights = Weights(version=version, checksum=f"{request.batch}@{version}")
+        self.optimizer, self.world.combined[request.batch] = weights, self.index
         return UpdateApplied(weights=weights, checkpoint=f"v{version}", grad_norm=1.0)
 
     @step

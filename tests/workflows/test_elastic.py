@@ -116,7 +116,7 @@ async def test_with_time_left_a_training_cell_stays_until_the_batch_is_over(worl
 
 async def test_what_cannot_be_reclaimed_is_refused_and_named(make_world):
     world = await make_world((4, 4), bounds=Bounds(min_rollout_cells=1), max_cells=2)
-    assert "cell: 0 is the core" in await refused(reclaim(world, 0))
+    assert "cell: the fleet's bounds need 2 cells" in await refused(reclaim(world, 0))
     assert "cell: the run has no cell 5, it has 0, 1" in await refused(reclaim(world, 5))
     assert "cell: the fleet's bounds need 2 cells" in await refused(reclaim(world, 1))
     assert "2 cells at most" in await refused(offer(world, 2))

@@ -18,6 +18,7 @@ from temporalio.client import Client
 from temporalio.worker import Worker
 
 from activities.cell import Cell
+from activities.succession import SuccessionActivities
 from activities.kv_handoff import KvActivities
 from activities.memory import MemoryActivities
 from activities.training import TrainingActivities
@@ -25,6 +26,7 @@ from activities.weights import WeightsActivities
 from infra.actor import ActorClient, ActorLaunch, ActorProcess
 from infra.engine import EngineClient
 from infra.engine.linker_client import LinkerClient
+from infra.records.cores import core_on_record
 from infra.records.batches import committed_weights, record_base
 from infra.records.boots import next_boot
 from infra.records.database import open_database
@@ -41,7 +43,7 @@ from workflows.messages import ids
 from workflows.messages.errors import GyreError
 from workflows.messages.fleet import CellSpec, CellWorkerUp
 from workflows.messages.scheduling import Weights
-from workflows.messages.training import RestoreBase, RestoreCheckpoint
+from workflows.messages.training import LayDown, RestoreBase, RestoreCheckpoint
 from workflows.steps import Queue
 
 _log = logging.getLogger(__name__)
@@ -148,15 +150,19 @@ async def _actor_up(actor: ActorProcess, cell: Cell, records: Engine) -> None:
     await actor.start()
     fence = {"boot_epoch": cell.boot_epoch, "lease_epoch": 0}
     found = await asyncio.to_thread(committed_weights, records)
-    if cell.is_core and found is not None and found[0].version > 0:
+    core, _ = await asyncio.to_thread(core_on_record, records)
+    leads = cell.index == core
+    if not leads:
+        await cell.actor.lay_down(LayDown(**fence))  # cell 0 begins as the core, but need not be it any more
+    if leads and found is not None and found[0].version > 0:
         weights = found[0]
         await cell.actor.restore_checkpoint(
-            RestoreCheckpoint(**fence, version=weights.version, checksum=weights.checksum)
+            RestoreCheckpoint(**fence, version=weights.version, checksum=weights.checksum, as_core=True)
         )
         return
     expected = found[0].checksum if found is not None and found[0].version == 0 else None
-    restored = await cell.actor.restore_base(RestoreBase(**fence, version=0, checksum=expected))
-    if cell.is_core:
+    restored = await cell.actor.restore_base(RestoreBase(**fence, version=0, checksum=expected, as_core=leads))
+    if leads:
         await asyncio.to_thread(record_base, records, Weights(version=0, checksum=restored.checksum))
 
 
@@ -166,7 +172,7 @@ async def _steps(cell: Cell, client: Client) -> AsyncIterator[None]:
     training = TrainingActivities(cell, client)
     if isinstance(cell.stream, BatchStream):
         cell.stream.attach(training.run_micro_step)
-    hosts = (KvActivities(cell), MemoryActivities(cell), WeightsActivities(cell), training)
+    hosts = (KvActivities(cell), MemoryActivities(cell), WeightsActivities(cell), training, SuccessionActivities(cell))
     worker = Worker(
         client,
         task_queue=ids.cell_queue(cell.run, cell.index, cell.boot_epoch),

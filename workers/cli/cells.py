@@ -28,7 +28,9 @@ def cells_show(*, run_dir: Path | None = None) -> None:
     for cell in elastic.cells:
         leaves = "leaving" if cell.index in elastic.leaving else ""
         may = "may be reclaimed" if cell.index in elastic.reclaimable else ""
-        table.add_row(str(cell.index), str(cell.slots), "yes" if cell.trains else "no", leaves or may)
+        core = "core" if cell.index == elastic.core else ""
+        told = ", ".join(part for part in (core, leaves or may) if part)
+        table.add_row(str(cell.index), str(cell.slots), "yes" if cell.trains else "no", told)
     console = Console()
     console.print(table)
     for direction, cost in elastic.costs.items():
@@ -47,7 +49,10 @@ def cells_offer(count: int = 1, /, *, run_dir: Path | None = None) -> None:
 
 
 def cells_reclaim(cell: int, /, *, deadline: float = 300.0, wait: bool = False, run_dir: Path | None = None) -> None:
-    """Take a cell back within `deadline` seconds; with --wait, return when it is gone."""
+    """Take a cell back within `deadline` seconds; with --wait, return when it is gone.
+
+    The core first hands its weights and its optimizer state to another cell, between two updates if there is time.
+    """
     manifest = _running(run_dir)
     print(asyncio.run(reclaim(manifest, cell, deadline, wait=wait)))
 

@@ -25,6 +25,7 @@ from activities.trajectories.packing import PackingActivities
 from infra.code import workflow_code
 from infra.objects import ObjectStore
 from infra.records.batches import committed_weights
+from infra.records.cores import core_on_record
 from infra.records.boots import next_boot
 from infra.records.database import open_database
 from infra.routing.client import RoutingClient
@@ -146,15 +147,24 @@ async def begin_run(manifest: RunManifest, client: Client, engine: Engine) -> No
     """Start Scheduler and Cells as soon as the core has recorded the weights the run begins with."""
     while (found := await asyncio.to_thread(committed_weights, engine)) is None:
         await asyncio.sleep(_LOOK_SECONDS)
+    core = await asyncio.to_thread(core_on_record, engine)
     weights, checkpoint = found
     accounts, positions = await asyncio.to_thread(recorded_books, engine, manifest.checkpoints, checkpoint)
-    await start_run(manifest, client, weights, accounts, positions)
+    await start_run(manifest, client, weights, accounts, positions, core)
 
 
 async def start_run(
-    manifest: RunManifest, client: Client, weights: Weights, accounts: AccountsState, positions: dict[str, int]
+    manifest: RunManifest,
+    client: Client,
+    weights: Weights,
+    accounts: AccountsState,
+    positions: dict[str, int],
+    core: tuple[int, int] = (0, 0),
 ) -> None:
-    """Start the run's long-lived workflows; those that run already go on untouched, with the books they have."""
+    """Start the run's long-lived workflows; those that run already go on untouched, with the books they have.
+
+    `core`: the cell, and the number of the hand-over that made it so.
+    """
     fleet = manifest.fleet
     cells = tuple(cell for cell in fleet.cells if cell.index not in manifest.gone)
     spec = RunSpec(
@@ -171,6 +181,8 @@ async def start_run(
     books = SchedulerState(
         spec=spec,
         weights=weights,
+        core=core[0],
+        change=core[1],
         cells=tuple(CellEntry(spec=cell) for cell in cells),
         accounts=accounts,
         positions=positions,
@@ -191,7 +203,7 @@ async def start_run(
             id=ids.cell_workflow_id(fleet.run, cell.index),
             task_queue=ids.WORKFLOW_QUEUE,
             id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
-            static_summary="core" if cell.index == 0 else f"satellite {cell.index}",
+            static_summary="core" if cell.index == core[0] else f"satellite {cell.index}",
         )
 
 

@@ -23,13 +23,17 @@ class BatchSpec(Message):
 
 
 class JoinBatch(Message):
-    """A training cell joins: weights of exactly this version, fresh gradients, then it serves the stream."""
+    """A training cell joins: weights of exactly this version, fresh gradients, then it serves the stream.
+
+    `core`: the cell that leads the batch. It holds the optimizer that goes with these weights, too.
+    """
 
     run: str
     cell: int
     batch: str
     weights: Weights
     in_flight_depth: int
+    core: int = 0
 
 
 class MicroStepTask(Message):

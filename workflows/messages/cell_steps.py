@@ -47,6 +47,20 @@ class EngineVerified(Message):
     bytes: int = 0
 
 
+class TakeCore(CellLease):
+    """Become the core: restore what is committed, optimizer and generators too. `weights`: of it, or of an older one
+    where the word of the newest commit is still on its way."""
+
+    weights: Weights
+
+
+class CoreTaken(Message):
+    """What the cell holds as the core; its own account, compared with what is on record."""
+
+    weights: Weights
+    optimizer_steps: int
+
+
 class RebootCell(CellLease):
     """End this boot of the cell, engine and actor with it: the next one begins with nothing of what is stuck."""
 

@@ -4,6 +4,7 @@ from pydantic import Field
 
 from workflows.messages.base import Message
 from workflows.messages.execution import EndReason, ExecutionSpec, Outcome
+from workflows.messages.scheduling import Weights
 from workflows.messages.transition import Direction
 
 
@@ -55,7 +56,7 @@ class LedgerEntry(Message):
     kind: str = Field(
         description="decisions: move, refuse, stay, return, outcome; events: dispatch, publish, close, cell, alarm, "
         "reboot (of a cell, to get on), safe_mode (entered, left), "
-        "fleet (a cell offered, reclaimed, left)"
+        "fleet (a cell offered, reclaimed, left; the core handed over)"
     )
     cell: int | None = None
     reasons: tuple[str, ...] = Field(description="for a decision: the reason's name, then the detail in words")
@@ -108,6 +109,15 @@ class RecordPublished(Message):
 
     run: str
     version: int
+
+
+class RecordCore(Message):
+    """From this hand-over on, `cell` is the core: for those who boot, and those who look for it. `change` rises."""
+
+    run: str
+    change: int = Field(ge=1)
+    cell: int
+    weights: Weights
 
 
 class RecordLedger(Message):

@@ -22,7 +22,7 @@ class CellRole(StrEnum):
 
 
 class CellSpec(Message):
-    """One cell of the fleet file. Cell 0 is the core."""
+    """One cell of the fleet file. Cell 0 begins as the core."""
 
     index: int = Field(ge=0)
     engine: str = Field(default="sglang", pattern=r"^(sglang|paced)$")
@@ -66,6 +66,7 @@ class Elasticity(Message):
     min_cells: int
     max_cells: int
     next_index: int
+    core: int = Field(default=0, description="the cell that holds the optimizer")
     costs: dict[str, MoveCost] = Field(default={}, description="direction of a move -> what it took")
 
 
@@ -81,6 +82,8 @@ class CellWorkerUp(Message):
 
 COULD_NOT_LEAVE = "could not leave the fleet"
 """How the reason begins in the report of a cell that was to leave, failed, and serves again."""
+COULD_NOT_TAKE_OVER = "could not take over as the core"
+"""As above, of a cell that was to become the core; it goes on with what it did."""
 
 
 REBOOTS = "reboots"

@@ -88,11 +88,13 @@ class OpenBatch(Message):
 
 
 class Member(Message):
-    """A cell in training, in one boot of its worker."""
+    """A cell in training, in one boot of its worker. `core` leads the batch; `change` rises with every hand-over."""
 
     cell: int
     boot_epoch: int
     queue: str
+    core: int = 0
+    change: int = 0
 
 
 class GroupAssigned(Message):

@@ -47,6 +47,7 @@ class RestoreBase(ActorRequest):
 
     version: int = Field(0, ge=0)
     checksum: Checksum | None = Field(None, description="refuse any other")
+    as_core: bool = Field(default=False, description="be the core from now on, if it is not")
 
 
 class RestoreCheckpoint(ActorRequest):
@@ -57,6 +58,9 @@ class RestoreCheckpoint(ActorRequest):
 
     version: int | None = Field(None, ge=0)
     checksum: Checksum | None = Field(None, description="refuse any other")
+    as_core: bool = Field(
+        default=False, description="be the core from now on: optimizer and generators too, though the weights be held"
+    )
 
 
 class CheckpointRef(Message):
@@ -86,6 +90,10 @@ class Resume(ActorRequest):
 
 class Release(ActorRequest):
     """Free what only training needs. Weights stay; so does the core's optimizer. Refused while a batch is held."""
+
+
+class LayDown(ActorRequest):
+    """Be the core no more: the optimizer goes, and so does a batch that nobody recorded. A satellite stays one."""
 
 
 class ResourceReply(Message):
@@ -375,3 +383,7 @@ class ActorStatus(Message):
     busy: bool
     optimizer_steps: int | None = Field(description="None on a satellite, which has no optimizer")
     resources: ResourceReply
+
+    @property
+    def is_core(self) -> bool:
+        return self.optimizer_steps is not None

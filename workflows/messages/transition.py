@@ -18,6 +18,7 @@ class Direction(StrEnum):
     TO_ROLLOUT = "to_rollout"
     PUBLISH = "publish"
     RETIRE = "retire"
+    TAKE_OVER = "take_over"
 
 
 class MoveCell(Message):
@@ -34,6 +35,8 @@ class MoveCell(Message):
     kv_handoff: bool = True
     publish: PublishMode = "recompute"
     leaves_at: float | None = Field(default=None, description="to retire: when it has to be gone, s since the epoch")
+    committed: Weights | None = Field(default=None, description="to take over as the core: what it must hold")
+    led: bool = Field(default=False, description="to retire: it was the core before")
 
 
 class TransitionSpec(Message):
@@ -53,6 +56,8 @@ class TransitionSpec(Message):
     trains: bool = Field(default=False, description="the cell is in training when it retires")
     leaves_at: float | None = Field(default=None, description="when it retires: gone by then, whatever fails")
     may_reboot: bool = Field(default=False, description="where it would park: end this boot, the next one serves")
+    committed: Weights | None = Field(default=None, description="when it takes over as the core: what it must hold")
+    led: bool = Field(default=False, description="when it retires: it was the core before")
 
     @property
     def lease_id(self) -> str:

@@ -37,7 +37,7 @@ def core_absence(state: PolicyState) -> Decision | None:
     """The refusal when the core cannot train: nobody joins a batch that it does not lead."""
     core = state.cells[0]
     if core.role is CellRole.PARKED:
-        return refuse(0, Reason.CORE_PARKED, "the core is parked: training waits")
+        return refuse(core.index, Reason.CORE_PARKED, "the core is parked: training waits")
     if core.role in (CellRole.LOST, CellRole.STARTING):
-        return refuse(0, Reason.CORE_ABSENT, f"the core is {core.role.value}")
+        return refuse(core.index, Reason.CORE_ABSENT, f"the core is {core.role.value}")
     return None

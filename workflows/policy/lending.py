@@ -30,7 +30,7 @@ def decide(state: PolicyState, memory: Memory) -> tuple[Decision, Memory]:
     here = [cell.index for cell in trainers(state) if cell.role is CellRole.TRAINING]
     between = state.batch.needed == state.groups_per_step and state.batch.needed > 0
     # Groups that no execution can add to any more are all that will come: train on what is there.
-    enough = min(threshold(state, 1), state.batch.needed) if state.waterlevel else min(1, state.batch.needed)
+    enough = min(threshold(state, None), state.batch.needed) if state.waterlevel else min(1, state.batch.needed)
     text = f"supply {supply(state)} of {enough} groups"
     if not between or supply(state) >= enough:
         if lent:
@@ -43,6 +43,6 @@ def decide(state: PolicyState, memory: Memory) -> tuple[Decision, Memory]:
 
 def at_burst_end(state: PolicyState, next_dispatch: int) -> tuple[int, ...]:
     """Between two bursts is between two steps: nobody has to stay, so the training side serves."""
-    if supply(state) >= threshold(state, 1) and not alone(state):
+    if supply(state) >= threshold(state, None) and not alone(state):
         return tuple(cell.index for cell in trainers(state) if cell.role is CellRole.TRAINING)
     return ()

@@ -30,7 +30,7 @@ def _waterlevel_end(state: PolicyState, next_dispatch: int) -> tuple[int, ...]:
     """The core alone may stay. `state` is as it was when the last step was committed."""
     if state.cells[0].role is not CellRole.TRAINING:
         return ()
-    return (0,) if _core_stays(state, next_dispatch).verdict is Verdict.MOVE else ()
+    return (state.core,) if _core_stays(state, next_dispatch).verdict is Verdict.MOVE else ()
 
 
 def _core_stays(state: PolicyState, next_dispatch: int) -> Decision:

@@ -46,7 +46,7 @@ class PolicyState(Message):
     dispatched: int
     launched: int
     finished: int
-    cells: tuple[CellView, ...]
+    cells: tuple[CellView, ...] = Field(description="in the order in which they train: the core, then by index")
     standalone_slots: int = 0
     ready_unassigned: int = 0
     batch: BatchView | None = None
@@ -60,6 +60,11 @@ class PolicyState(Message):
     bounds: Bounds = Bounds()
     components: tuple[ComponentView, ...] = Field(default=(), description="the pipeline as measured, for `throughput`")
     throughput: ThroughputSettings = ThroughputSettings()
+
+    @property
+    def core(self) -> int:
+        """The cell that holds the optimizer."""
+        return self.cells[0].index
 
     @property
     def waterlevel(self) -> int:

@@ -14,8 +14,8 @@ def supply(state: PolicyState) -> int:
     return min(state.ready_unassigned, needed)
 
 
-def threshold(state: PolicyState, cell: int) -> int:
-    """Groups cell `cell` must see.
+def threshold(state: PolicyState, cell: int | None) -> int:
+    """Groups cell `cell` must see; None: any satellite.
 
     A satellite: max(1, ceil(fraction * B)), so nobody joins near the end of a batch. The core: capped by what the
     batch still needs, or a core that comes back late would wait for ever. Without streaming nobody starts before all
@@ -24,8 +24,8 @@ def threshold(state: PolicyState, cell: int) -> int:
     """
     share = ceil(state.supply_fraction * state.groups_per_step - _ROUNDING)
     if not state.streaming and state.batch is not None:
-        return max(1, state.batch.needed, 0 if cell == 0 else share)
-    if cell == 0 and state.batch is not None:
+        return max(1, state.batch.needed, 0 if cell == state.core else share)
+    if cell == state.core and state.batch is not None:
         share = min(share, state.batch.needed)
     return max(1, share)
 
@@ -36,7 +36,7 @@ def supply_holds(state: PolicyState, cell: int) -> bool:
     A batch that needs no more groups is ended by the core alone. A core that was lost after the last group had been
     assigned comes back to exactly that, so then the test holds for it: no supply will ever come.
     """
-    if cell == 0 and state.batch is not None and state.batch.needed == 0:
+    if cell == state.core and state.batch is not None and state.batch.needed == 0:
         return state.groups_per_step > 0
     if not state.streaming and state.burst_needed is not None and state.ready_unassigned < state.burst_needed:
         return False

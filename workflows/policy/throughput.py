@@ -173,7 +173,7 @@ def _cells_for(state: PolicyState, receiver: Component) -> list[int]:
     """Cells that can be given to `receiver`, in the order in which they would go."""
     if receiver is Component.TRAINING:
         return [cell.index for cell in state.cells if cell.eligible and cell.role is CellRole.ROLLOUT]
-    return [cell.index for cell in state.cells if cell.role is CellRole.TRAINING and cell.index != 0][::-1]
+    return [cell.index for cell in state.cells if cell.role is CellRole.TRAINING and cell.index != state.core][::-1]
 
 
 def _no_gain(donors: list[ComponentView], plan: Plan | None) -> Decision:

@@ -20,9 +20,9 @@ def decide(state: PolicyState, hold: Hold | None) -> tuple[Decision, Hold | None
     """The decision on `state`, and the hold to pass in next time."""
     core = state.cells[0]
     if core.role is CellRole.PARKED:
-        return _refuse(0, Reason.CORE_PARKED, "the core is parked: training waits"), None
+        return _refuse(core.index, Reason.CORE_PARKED, "the core is parked: training waits"), None
     if core.role in (CellRole.LOST, CellRole.STARTING):
-        return _refuse(0, Reason.CORE_ABSENT, f"the core is {core.role.value}"), None
+        return _refuse(core.index, Reason.CORE_ABSENT, f"the core is {core.role.value}"), None
     mover = next_mover(state)
     if mover is None:
         return _refuse(None, Reason.NO_CELL, "every eligible cell is in training"), None
@@ -57,12 +57,13 @@ def core_may_stay(state: PolicyState, next_dispatch: int) -> Decision:
     Only if supply passes now and w + the next dispatch (in executions) fits the capacity without the core. `state`
     carries the next batch (`needed` = B); the core, being in training, is not part of its capacity.
     """
-    if supply(state) < threshold(state, 0):
-        return _refuse(0, Reason.SUPPLY, f"supply {supply(state)} < {threshold(state, 0)} groups")
+    core = state.core
+    if supply(state) < threshold(state, core):
+        return _refuse(core, Reason.SUPPLY, f"supply {supply(state)} < {threshold(state, core)} groups")
     demand = state.waterlevel + next_dispatch
     if demand > state.capacity:
-        return _refuse(0, Reason.CAPACITY, f"w {state.waterlevel} + {next_dispatch} > capacity {state.capacity}")
-    return Decision(verdict=Verdict.MOVE, cell=0, reason=Reason.ALL_TESTS_PASS, detail="the core stays in training")
+        return _refuse(core, Reason.CAPACITY, f"w {state.waterlevel} + {next_dispatch} > capacity {state.capacity}")
+    return Decision(verdict=Verdict.MOVE, cell=core, reason=Reason.ALL_TESTS_PASS, detail="the core stays in training")
 
 
 def after_publish(state: PolicyState, groups_needed: int) -> PolicyState:
@@ -70,7 +71,7 @@ def after_publish(state: PolicyState, groups_needed: int) -> PolicyState:
     leave the fleet, and a new batch is open."""
     away = (CellRole.PARKED, CellRole.LOST, CellRole.STARTING, CellRole.RETIRING, CellRole.RETIRED)
     cells = tuple(
-        cell.model_copy(update={"serving": cell.index != 0 and not cell.leaving and cell.role not in away})
+        cell.model_copy(update={"serving": cell.index != state.core and not cell.leaving and cell.role not in away})
         for cell in state.cells
     )
     batch = BatchView(batch="next", needed=groups_needed)

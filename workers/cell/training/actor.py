@@ -1,7 +1,7 @@
 """The training actor of one cell: what each request of its control protocol does.
 
 Invariants: gradients of a batch are all of one weight version; a micro-step is in the sum at most once; weights that
-did not verify are never used; only the core (cell 0) has an optimizer and checkpoints. Nothing here knows HTTP.
+did not verify are never used; only the core has an optimizer and writes checkpoints. Nothing here knows HTTP.
 
 Threads: `status`, `expose_snapshot` and `release_snapshot` may be called at any time; everything else by one thread.
 """
@@ -59,15 +59,12 @@ class TrainingActor(CellActor):
         self._gradients: GradientBuffer | None = None
         self._optimizer: CoreOptimizer | None = None
         self._updates: Updates | None = None
-        store = CheckpointStore(settings.checkpoints, settings.keep_checkpoints)
-        if settings.cell == 0:
-            self._optimizer = CoreOptimizer(self._model)
-            self._updates = Updates(
-                self._model, self._optimizer, self._weights, store, settings.model, settings.code_version
-            )
+        self._store = CheckpointStore(settings.checkpoints, settings.keep_checkpoints)
         self._custody = WeightsCustody(
-            self._model, self._optimizer, self._weights, store, self._snapshots, self._endpoint, settings.model
+            self._model, self._weights, self._store, self._snapshots, self._endpoint, settings.model
         )
+        if self._is_core:
+            self._begin_to_lead()
 
     @property
     def _lineage(self) -> WeightsCustody:
@@ -75,7 +72,16 @@ class TrainingActor(CellActor):
 
     @property
     def _optimizer_steps(self) -> int | None:
-        return self._optimizer.steps if self._optimizer else None
+        optimizer = self._optimizer
+        return optimizer.steps if optimizer else None
+
+    def _begin_to_lead(self) -> None:
+        self._optimizer = self._custody.optimizer = CoreOptimizer(self._model)
+        told = self.settings
+        self._updates = Updates(self._model, self._optimizer, self._weights, self._store, told.model, told.code_version)
+
+    def _end_leading(self) -> None:
+        self._optimizer = self._custody.optimizer = self._updates = None
 
     # -- resources -----------------------------------------------------------------------------------------------------
 

@@ -5,6 +5,8 @@ Threads: `status`, `expose_snapshot` and `release_snapshot` may be called at any
 
 import os
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from infra.micro_steps import PackedMicroStep, decode
 from infra.objects import ObjectStore
@@ -23,6 +25,7 @@ class CellActor(ABC):
     def __init__(self, settings: ActorSettings) -> None:
         self.settings = settings
         self.lease_epoch = 0
+        self._is_core = settings.cell == 0
         self._books = Accumulator()
         self._objects = ObjectStore(settings.objects_url)
 
@@ -34,7 +37,7 @@ class CellActor(ABC):
     @property
     @abstractmethod
     def _optimizer_steps(self) -> int | None:
-        """None without an optimizer: in every cell but the core's."""
+        """None without an optimizer: in every cell but the core."""
 
     @abstractmethod
     def _drop_batch(self) -> None:
@@ -44,11 +47,15 @@ class CellActor(ABC):
     def _resources(self) -> m.ResourceReply:
         """What is held now."""
 
-    # -- fencing and state ---------------------------------------------------------------------------------------------
+    @abstractmethod
+    def _begin_to_lead(self) -> None:
+        """Take on what only the core has: an optimizer, empty yet."""
 
-    @property
-    def _is_core(self) -> bool:
-        return self.settings.cell == 0
+    @abstractmethod
+    def _end_leading(self) -> None:
+        """Let go of it."""
+
+    # -- fencing and state ---------------------------------------------------------------------------------------------
 
     def fence(self, request: m.ActorRequest) -> None:
         """Raises Fenced for another boot of this actor, or a lease that has been superseded."""
@@ -83,10 +90,39 @@ class CellActor(ABC):
     # -- weights -------------------------------------------------------------------------------------------------------
 
     def restore_base(self, request: m.RestoreBase) -> m.RestoreReply:
-        return self._lineage.restore_base(request, self._drop_batch)
+        with self._leading(anew=request.as_core and not self._is_core) as anew:
+            return self._lineage.restore_base(request, self._drop_batch, anew=anew)
 
     def restore_checkpoint(self, request: m.RestoreCheckpoint) -> m.RestoreReply:
-        return self._lineage.restore_checkpoint(request, self._drop_batch)
+        with self._leading(anew=request.as_core and not self._is_core) as anew:
+            return self._lineage.restore_checkpoint(request, self._drop_batch, anew=anew)
+
+    def lay_down(self, request: m.LayDown) -> m.ResourceReply:
+        """Be the core no more: later updates are refused. A batch that is not committed is dropped."""
+        if self._is_core:
+            self._drop_batch()
+            self._lead(False)
+        return self._resources()
+
+    @contextmanager
+    def _leading(self, *, anew: bool) -> Iterator[bool]:
+        """Around what makes this the core, if it is `anew`: it is one only when that has worked."""
+        if not anew:
+            yield False
+            return
+        self._lead(True)
+        try:
+            yield True
+        except BaseException:
+            self._lead(False)
+            raise
+
+    def _lead(self, leads: bool) -> None:
+        self._is_core = leads
+        if leads:
+            self._begin_to_lead()
+        else:
+            self._end_leading()
 
     def expose_snapshot(self, request: m.ExposeSnapshot) -> m.SnapshotReply:
         return self._lineage.expose(request.version)

@@ -22,7 +22,6 @@ class WeightsCustody(Lineage):
     def __init__(
         self,
         model: WholePolicy,
-        optimizer: CoreOptimizer | None,
         state: WeightsState,
         store: CheckpointStore,
         snapshots: Snapshots,
@@ -30,7 +29,8 @@ class WeightsCustody(Lineage):
         base: Path,
     ) -> None:
         super().__init__(state, store)
-        self._model, self._optimizer = model, optimizer
+        self.optimizer: CoreOptimizer | None = None  # the core's, as long as this is the core
+        self._model = model
         self._snapshots, self._endpoint, self._base = snapshots, endpoint, base
 
     def expose(self, version: int) -> m.SnapshotReply:
@@ -53,7 +53,7 @@ class WeightsCustody(Lineage):
 
     def _load(self, checkpoint: Checkpoint) -> None:
         with self.state.changing():
-            checksum = load_checkpoint(checkpoint, self._model, self._optimizer)
+            checksum = load_checkpoint(checkpoint, self._model, self.optimizer)
             self.state.now_hold(checkpoint.meta.version, checksum)
 
     def _load_base(self, request: m.RestoreBase) -> HeldWeights:
@@ -62,7 +62,7 @@ class WeightsCustody(Lineage):
         require_checksum(checksum, request.checksum)
         with self.state.changing():
             self._model.load_hf(tensors)
-            if self._optimizer is not None:
-                self._optimizer.reset()
+            if self.optimizer is not None:
+                self.optimizer.reset()
                 random_state.seed(request.version)
             return self.state.now_hold(request.version, checksum)

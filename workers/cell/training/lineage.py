@@ -40,10 +40,18 @@ class Lineage(ABC):
     def export(self, request: m.ExportWeights) -> m.ExportReply:
         """Write a model folder for the local engine."""
 
-    def restore_base(self, request: m.RestoreBase, before_loading: Callable[[], None]) -> m.RestoreReply:
-        """Start of a run. Weights already at this version are left alone, at a later one it is refused (Fenced)."""
+    def restore_base(
+        self, request: m.RestoreBase, before_loading: Callable[[], None], *, anew: bool = False
+    ) -> m.RestoreReply:
+        """Start of a run. Weights already at this version are left alone unless `anew`, at a later one it is refused
+        (Fenced)."""
         held = self.state.held
-        if held is not None and isinstance(self._origin, m.RestoreBase) and held.version == request.version:
+        if (
+            not anew
+            and held is not None
+            and isinstance(self._origin, m.RestoreBase)
+            and held.version == request.version
+        ):
             require_checksum(held.checksum, request.checksum)
         else:
             self._refuse_going_back(request.version)
@@ -51,15 +59,20 @@ class Lineage(ABC):
             held = self._from_base(request)
         return m.RestoreReply(version=held.version, checksum=held.checksum)
 
-    def restore_checkpoint(self, request: m.RestoreCheckpoint, before_loading: Callable[[], None]) -> m.RestoreReply:
-        """After a restart. Raises CheckpointUnusable if there is no such checkpoint, Fenced if it would set back."""
+    def restore_checkpoint(
+        self, request: m.RestoreCheckpoint, before_loading: Callable[[], None], *, anew: bool = False
+    ) -> m.RestoreReply:
+        """After a restart, or to take over: `anew`, although these very weights be held.
+
+        Raises CheckpointUnusable if there is no such checkpoint, Fenced if it would set back.
+        """
         if request.version is None:
             found = self._store.last_complete()
             require_checksum(found.meta.checksum, request.checksum)
         else:
             found = self._store.find(request.version, request.checksum)
         meta = found.meta
-        if self.state.held != HeldWeights(meta.version, meta.checksum):
+        if anew or self.state.held != HeldWeights(meta.version, meta.checksum):
             self._refuse_going_back(meta.version)
             before_loading()
             self._from_checkpoint(found)

@@ -1,7 +1,7 @@
 """The second way to bring a batch's gradients together: communication groups over the cells that joined in order.
 
 One group per prefix {0, 1}, {0, 1, 2}, ... of the training cells' actors, made when a prefix is first used and kept:
-the core is member 0 and hosts the meeting point. Members hand their sums to the core piece by piece, and the core adds
+the core comes first and hosts the meeting point. Members hand their sums to the core piece by piece, and the core adds
 them in the fixed order of `combine`, so the result has the same bits as with one-sided reads. Every sum is verified
 against its manifest as there.
 
@@ -85,7 +85,7 @@ class PrefixGroups:
         self._group(group).gather([parts] if parts else [], [piece], options).wait()
 
     def _group(self, group: CombineGroup) -> Any:
-        if self._cell not in group.cells or group.cells[0] != 0:
+        if self._cell not in group.cells:
             raise InvalidInput(f"cell {self._cell} cannot be in a group of cells {group.cells}", field="group.cells")
         if group.name not in self._groups:
             generation = group.name.split("/", 1)[0]
@@ -96,7 +96,7 @@ class PrefixGroups:
     def _meet(self, group: CombineGroup) -> Any:
         timeout = timedelta(seconds=group.timeout_seconds)
         host, port = group.meeting.split("/")[0].rsplit(":", 1)
-        store = self._store if self._cell == 0 else None
+        store = self._store if self._cell == group.cells[0] else None
         store = store or TCPStore(host, int(port), None, is_master=False, timeout=timeout)
         rank, size = group.cells.index(self._cell), len(group.cells)
         prefixed = PrefixStore(group.name, store)

@@ -6,7 +6,8 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class ActorSettings:
-    """What an actor is told at its start. `model` is the base model folder; `checkpoints` matters to the core only."""
+    """What an actor is told at its start. `model` is the base model folder; `checkpoints` matters to the core, and to
+    whoever takes over from it."""
 
     cell: int
     boot_epoch: int

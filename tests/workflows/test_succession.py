@@ -1,0 +1,153 @@
+"""The core is reclaimed: another cell takes over its optimizer first, and nothing is lost, counted or trained twice."""
+
+import pytest
+
+from tests.workflows.test_elastic import indices, micro_steps, reclaim, refused
+from tests.workflows.watching import watching
+from tests.workflows.world import FakeWorld
+from workflows.messages import ids
+from workflows.messages.errors import ActorUnavailable, Fenced
+from workflows.messages.fleet import CellRole, CellSpec, Elasticity
+from workflows.messages.transition import TransitionResult
+
+pytestmark = pytest.mark.timeout(400)
+
+EAGER = {"hold_seconds": 0, "supply_fraction": 0}
+
+
+def batches(world: FakeWorld, *cells: int) -> dict[str, int]:
+    """Each batch of the first burst, and who is to have combined it."""
+    return {ids.batch_id(world.run, "first", step): cell for step, cell in enumerate(cells)}
+
+
+def fleet_notes(world: FakeWorld) -> list[tuple[int, str]]:
+    return [(entry.cell, entry.reasons[0]) for entry in world.noted("fleet")]
+
+
+def moved(world: FakeWorld, direction: str) -> list[tuple[int, TransitionResult]]:
+    return [(move.cell, move.result) for move in world.transitions if move.direction == direction]
+
+
+async def test_between_two_updates_nothing_is_computed_twice(make_world):
+    """Reclaimed while it trains, with time left: its batch ends with it, the next one begins under the heir."""
+    world = await make_world((4, 4, 4))
+    world.may_finish = lambda cell: False
+    async with watching(world) as seen:
+        burst = await world.start_burst(groups_per_step=4, steps=2, policy=EAGER)
+        await world.eventually(lambda: world.cells[0].held)
+        assert "leaves within" in await reclaim(world, 0, deadline_seconds=300)
+        world.may_finish = lambda cell: True
+        report = await burst.result()
+        state = await world.until(lambda state: indices(state) == [1, 2])
+    assert (report.version, [step.version_after for step in report.steps], seen[-1]) == (2, [1, 2], (16, 16, 16))
+    assert world.combined == batches(world, 0, state.core)
+    assert not [release for release in world.called("release_batch") if release.discard]
+    assert sum(micro_steps(world).values()) == len(world.called("run_micro_step")) == 16
+    assert moved(world, "take_over") == [(state.core, TransitionResult.DONE)]
+    assert moved(world, "retire") == [(0, TransitionResult.DONE)]
+    assert world.cells[0].optimizer is None
+    assert fleet_notes(world) == [(0, "reclaimed"), (state.core, "takes over"), (state.core, "core"), (0, "left")]
+    assert [(named.change, named.cell, named.weights.version) for named in world.hand_overs] == [(1, state.core, 1)]
+    elastic = await world.scheduler.query("elasticity", result_type=Elasticity)
+    assert (elastic.core, elastic.costs["take_over"].count) == (state.core, 1)
+    await world.until(world.all_serving)
+    assert (await (await world.start_burst("second", policy=EAGER)).result()).version == 3
+
+
+async def test_at_its_deadline_what_it_had_is_computed_again(world: FakeWorld):
+    """In mid-batch: the version is what was committed, every micro-step counts once, and none of the old core's."""
+    world.may_finish = lambda cell: cell.index == 0 and len(cell.accumulated) < 3
+    burst = await world.start_burst(groups_per_step=4, policy=EAGER)
+    await world.eventually(lambda: len(world.cells[0].accumulated) >= 3)
+    await reclaim(world, 0, deadline_seconds=0)
+    state = await world.until(lambda state: state.core == 1 and indices(state) == [1])
+    assert world.commits == {}
+    world.may_finish = lambda cell: True
+    assert (await burst.result()).version == 1
+    (commit,) = world.commits.values()
+    assert {done.cell for done in commit.accepted} == {1}
+    assert [done.index for done in commit.accepted] == list(range(8))
+    assert (world.combined, state.change) == (batches(world, 1), 1)
+    await world.until(world.all_serving)
+
+
+async def test_a_core_that_serves_hands_over_at_once(make_world):
+    """Executions are out, none of them is cut for it twice; the heir serves on while it takes over."""
+    world = await make_world((4, 4, 4))
+    world.harness_seconds = lambda spec: 1000.0 if spec.group < 2 else 0.0
+    async with watching(world) as seen:
+        burst = await world.start_burst(groups_per_step=6, policy={"hold_seconds": 0, "supply_fraction": 1})
+        await world.until(lambda state: len(state.accounts.roster) == 4)
+        assert (await world.state()).cells[0].role is CellRole.ROLLOUT
+        await reclaim(world, 0)
+        await world.until(lambda state: indices(state) == [1, 2])
+        assert not burst_done(world)
+        world.harness_seconds = lambda spec: 0.0
+        report = await burst.result()
+    assert (report.version, report.steps[0].groups_with_signal, seen[-1]) == (1, 6, (12, 12, 12))
+    assert world.combined == batches(world, 1)
+    assert moved(world, "take_over") == [(1, TransitionResult.DONE)]
+
+
+def burst_done(world: FakeWorld) -> bool:
+    return bool(world.commits)
+
+
+async def test_an_heir_that_cannot_is_passed_over(make_world):
+    """One refuses, one dies over it: the third takes over, and those two go on as the satellites that they were."""
+    world = await make_world((4, 4, 4, 4))
+    world.faults.add("take_core", error=Fenced("no"), when=lambda request: request.cell == 1, times=None)
+    world.faults.add("take_core", hang=True, when=lambda request: request.cell == 2)
+    await reclaim(world, 0, deadline_seconds=300)
+    await world.eventually(lambda: any(request.cell == 2 for request in world.called("take_core")))
+    await world.boot(2)
+    state = await world.until(lambda state: indices(state) == [1, 2, 3])
+    assert (state.core, state.change) == (3, 1)
+    assert [cell.optimizer is not None for _, cell in sorted(world.cells.items())] == [False, False, False, True]
+    await world.until(world.all_serving)
+    assert (await (await world.start_burst(policy=EAGER)).result()).version == 1
+    assert world.combined == batches(world, 3)
+
+
+async def test_without_an_heir_the_core_stays(world: FakeWorld):
+    """Past its deadline too, and training goes on; it goes as soon as somebody can take over."""
+    fault = world.faults.add("take_core", error=ActorUnavailable("dead"), times=None)
+    await reclaim(world, 0, deadline_seconds=0)
+    await world.eventually(lambda: any("the core stays" in entry.reasons for entry in world.noted("alarm")))
+    burst = await world.start_burst(policy=EAGER)
+    assert (await burst.result()).version == 1
+    assert (world.combined, (await world.state()).core) == (batches(world, 0), 0)
+    assert sum("the core stays" in entry.reasons for entry in world.noted("alarm")) == 1
+    world.faults.plan.remove(fault)
+    state = await world.until(lambda state: indices(state) == [1])
+    assert (state.core, state.hand_over) == (1, None)
+
+
+async def test_a_core_that_nobody_can_follow_is_refused(world: FakeWorld):
+    """Nor does the only one who can follow it go before it has."""
+    offer = {"cell": CellSpec(index=2, engine="paced", slots=4, trains=False)}
+    await world.scheduler.execute_update("offer_cell", offer)
+    await world.boot(2)
+    await world.until(lambda state: world.all_serving(state) and indices(state) == [0, 1, 2])
+    fault = world.faults.add("take_core", error=ActorUnavailable("dead"), times=None)
+    await reclaim(world, 0)
+    assert "cell: 1 is to take over from cell 0, the core, which leaves" in await refused(reclaim(world, 1))
+    world.faults.plan.remove(fault)
+    await world.until(lambda state: indices(state) == [1, 2])
+    assert "cell: 1 is the core; nobody can take over" in await refused(reclaim(world, 1))
+
+
+async def test_the_new_core_may_die_as_the_old_one_could(make_world):
+    """Killed in the middle of its first batch: its next boot is the core, by what is on record."""
+    world = await make_world((4, 4, 4))
+    await reclaim(world, 0)
+    await world.until(lambda state: indices(state) == [1, 2] and state.core == 1)
+    world.may_finish = lambda cell: False
+    burst = await world.start_burst(groups_per_step=4, policy=EAGER)
+    await world.eventually(lambda: world.cells[1].held)
+    again = await world.boot(1)
+    assert again.optimizer == world.committed
+    world.may_finish = lambda cell: True
+    assert (await burst.result()).version == 1
+    assert world.combined == batches(world, 1)
+    await world.until(world.all_serving)
