@@ -16,6 +16,7 @@ class Fault:
     """One planned misbehaviour of a step.
 
     `error`: raised. `hang`: never answers and sends no heartbeat, as a dead process. `delay_seconds`: late.
+    `until`: held, alive, until this holds: what has to come first in a test is waited for, not guessed in seconds.
     `after`: the step does its work first and then fails. `times`: how often; None for ever.
     """
 
@@ -23,6 +24,7 @@ class Fault:
     error: GyreError | None = None
     hang: bool = False
     delay_seconds: float = 0.0
+    until: Callable[[], Any] = lambda: True
     after: bool = False
     times: int | None = 1
     when: Callable[[Any], bool] = lambda argument: True
@@ -52,18 +54,18 @@ class Faults:
         for fault in self.plan:
             if fault.takes(step, argument):
                 fault.hits += 1
-                await self.delay(fault.delay_seconds)
+                await self.delay(fault)
                 if not fault.after:
                     await self.strike(fault)
                 return fault
         return None
 
-    async def delay(self, seconds: float) -> None:
-        """As a living worker that is slow: it beats."""
-        end = time.monotonic() + seconds
-        while (left := end - time.monotonic()) > 0:
+    async def delay(self, fault: Fault) -> None:
+        """As a living worker that is slow: it beats. A world that closes waits for nothing any more."""
+        end = time.monotonic() + fault.delay_seconds
+        while not self.closing.is_set() and (time.monotonic() < end or not fault.until()):
             activity.heartbeat()
-            await asyncio.sleep(min(left, 0.5))
+            await asyncio.sleep(min(0.2, max(0.05, end - time.monotonic())))
 
     async def strike(self, fault: Fault) -> None:
         if fault.hang:

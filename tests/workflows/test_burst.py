@@ -140,5 +140,6 @@ async def test_a_campaign_keeps_its_core_and_hands_groups_on(world: FakeWorld):
     assert [burst.executions for burst in bursts] == [8, 4, 0]
     assert seen[-1] == (12, 12, 12)
     assert (await world.until(world.all_serving)).accounts.ready == ()
+    await world.whole_ledger()
     core = [entry.kind for entry in world.ledger.values() if entry.cell == 0 and entry.kind in ("stay", "return")]
     assert len(core) == 3, "one word about the core at each burst's end"

@@ -7,6 +7,7 @@ from temporalio.client import WorkflowUpdateFailedError
 
 from infra.settings.fleet import Fleet
 from tests.workflows.fake_cell import WEIGHTS_BYTES
+from tests.workflows.faults import Fault
 from tests.workflows.world import FakeWorld
 from workers.supervisor.hints import resume_command
 from workers.supervisor.run_folder import open_manifest
@@ -14,7 +15,7 @@ from workflows import commands
 from workflows.books import SchedulerState
 from workflows.cell import Cell, CellState
 from workflows.messages import ids
-from workflows.messages.errors import EngineUnavailable, Fenced, StillHeld, VersionMismatch
+from workflows.messages.errors import Fenced, StillHeld, VersionMismatch
 from workflows.messages.scheduling import Weights
 from workflows.messages.transition import Direction, MoveCell, Resolution, TransitionResult
 from workflows.scheduler import Scheduler
@@ -26,6 +27,13 @@ def ends(world: FakeWorld, direction: Direction, cell: int = 0) -> list[Transiti
     return [report.result for report in world.transitions if (report.direction, report.cell) == (direction, cell)]
 
 
+def held_after(world: FakeWorld, fault: Fault) -> asyncio.Event:
+    """Once `fault` has struck, the next role change waits at its first step until a test has looked."""
+    looked = asyncio.Event()
+    world.faults.add("reroute_executions", times=None, when=lambda request: fault.hits, until=looked.is_set)
+    return looked
+
+
 async def parked(world: FakeWorld, cell: int) -> str:
     """Wait until the cell is parked; what the web UI shows of it."""
     await world.until(lambda state: state.cells[cell].role == "parked")
@@ -33,12 +41,13 @@ async def parked(world: FakeWorld, cell: int) -> str:
 
 
 async def test_a_step_that_fails_before_memory_is_released_rolls_back(world: FakeWorld):
-    world.faults.add("cancel_requests", error=Fenced("no"))
+    looked = held_after(world, world.faults.add("cancel_requests", error=Fenced("no")))
     burst = await world.start_burst()
     await world.eventually(lambda: ends(world, Direction.TO_TRAINING))
     assert ends(world, Direction.TO_TRAINING) == [TransitionResult.ROLLED_BACK]
     assert world.doors[0] == 0
     await world.eventually(lambda: any(entry.kind == "cell" and entry.cell == 0 for entry in world.ledger.values()))
+    looked.set()
     assert (await burst.result()).version == 1  # after the cooldown it is tried again
     assert ends(world, Direction.TO_TRAINING) == [TransitionResult.ROLLED_BACK, TransitionResult.DONE]
 
@@ -47,11 +56,13 @@ async def test_a_step_that_fails_before_memory_is_released_rolls_back(world: Fak
 async def test_a_failed_release_rolls_back_by_taking_memory_again(world: FakeWorld, after):
     """Whether it released (and could not say so) or not: no door opens on an engine without its weights."""
     fault = world.faults.add("release_rollout", error=VersionMismatch("held"), after=after)
+    looked = held_after(world, fault)
     burst = await world.start_burst()
     await world.eventually(lambda: ends(world, Direction.TO_TRAINING))
     assert ends(world, Direction.TO_TRAINING) == [TransitionResult.ROLLED_BACK]
     assert fault.hits == 1
     assert (world.doors[0], world.cells[0].rollout_memory, world.cells[0].engine) == (0, True, world.committed)
+    looked.set()
     assert (await burst.result()).version == 1
 
 
@@ -165,11 +176,13 @@ async def test_boots_in_quick_succession_end_with_the_newest(world: FakeWorld):
 
 
 async def test_a_terminated_transition_parks_its_cell(world: FakeWorld):
-    world.faults.add("restore_training", error=EngineUnavailable("not yet"), times=3)
+    gone = asyncio.Event()
+    world.faults.add("restore_training", times=None, until=gone.is_set)
     burst = await world.start_burst()
     await world.eventually(lambda: world.called("restore_training"))
     lease = (await world.handle(ids.cell_workflow_id(world.run, 0)).query("state"))["lease"]
     await world.handle(ids.transition_id(world.run, 0, lease)).terminate()
+    gone.set()
     assert "without a result" in await parked(world, 0)
     await world.handle(ids.cell_workflow_id(world.run, 0)).execute_update("resolve_step", Resolution.RETRY)
     assert (await burst.result()).version == 1
@@ -229,6 +242,7 @@ async def test_a_scheduler_begun_anew_is_obeyed_and_on_record(world: FakeWorld):
     """Its moves and its entries are none that the cells and the ledger have seen before."""
     assert (await (await world.start_burst()).result()).version == 1
     await world.until(world.all_serving)
+    await world.whole_ledger()
     before = dict(world.ledger)
     old = await world.state()
     await world.scheduler.terminate()
@@ -239,6 +253,7 @@ async def test_a_scheduler_begun_anew_is_obeyed_and_on_record(world: FakeWorld):
     )
     assert (await (await world.start_burst("second")).result()).version == 2
     await world.until(world.all_serving)
+    await world.whole_ledger()
     moved = [entry for token, entry in world.ledger.items() if token not in before and entry.kind == "move"]
     assert moved
     assert before.items() <= world.ledger.items()

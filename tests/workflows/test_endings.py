@@ -1,6 +1,8 @@
 """Bursts, batches and executions that end another way: cancelled, terminated, failed. The run goes on after each."""
 
 import asyncio
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError
@@ -16,8 +18,10 @@ from workflows.messages.transition import Resolution
 pytestmark = pytest.mark.timeout(400)
 
 
-async def cancelled(handle) -> None:
+async def cancelled(handle, then: Callable[[], Any] = lambda: None) -> None:
+    """Cancel, and `then` let go on what was held until the cancellation had been asked for."""
     await handle.cancel()
+    then()
     with pytest.raises(WorkflowFailureError) as caught:
         await handle.result()
     assert isinstance(caught.value.cause, CancelledError)
@@ -38,7 +42,7 @@ async def the_next_burst_runs(world: FakeWorld, **changes) -> None:
 
 async def test_cancelling_a_burst_counts_what_was_queued_and_what_ran(make_world):
     world = await make_world((2, 2))
-    world.harness_seconds = lambda spec: 100.0
+    world.harness_seconds = lambda spec: 1000.0
     async with watching(world) as seen:
         burst = await world.start_in_order("first", groups_per_step=4)
         waiting = await world.start_in_order("waiting")
@@ -55,7 +59,7 @@ async def test_cancelling_a_burst_counts_what_was_queued_and_what_ran(make_world
 
 async def test_cancelling_an_evaluation(make_world):
     world = await make_world((2, 2))
-    world.harness_seconds = lambda spec: 100.0
+    world.harness_seconds = lambda spec: 1000.0
     burst = await world.start_burst(purpose="evaluate", groups_per_step=4)
     await world.eventually(lambda: len(world.called("run_harness")) == 4)
     await cancelled(burst)
@@ -80,7 +84,7 @@ async def test_cancelling_in_training_keeps_the_groups_of_other_bursts(world: Fa
     await (await world.start_burst("first", carry_over=1.0)).result()
     await world.eventually(lambda: len(world.admitted) == 4)
     carried = tuple(f"first/{group.group:04d}" for group in world.admitted[2:])
-    world.micro_step_seconds = 60.0
+    world.micro_step_seconds = 1000.0
     burst = await world.start_burst("second", carry_over=1.0)
     await world.eventually(lambda: len(world.called("run_micro_step")) > 4)
     await cancelled(burst)
@@ -105,10 +109,11 @@ async def test_a_burst_cancelled_after_a_commit_publishes_what_is_committed(worl
 
 async def test_a_cancel_that_crosses_the_commit_changes_nothing(world: FakeWorld):
     """The world notes a problem when an update on record is taken back."""
+    asked = asyncio.Event()
+    world.faults.add("commit_batch", times=None, until=asked.is_set)
     burst = await world.start_burst(steps=2)
-    world.faults.add("commit_batch", delay_seconds=2.0, after=True)
     await world.eventually(lambda: world.called("commit_batch"))
-    await cancelled(burst)
+    await cancelled(burst, then=asked.set)
     assert (await world.status(ids.batch_id(world.run, "first", 0))) == WorkflowExecutionStatus.COMPLETED
     assert world.opened == [ids.batch_id(world.run, "first", 0)]
     await the_next_burst_runs(world)
@@ -116,7 +121,7 @@ async def test_a_cancel_that_crosses_the_commit_changes_nothing(world: FakeWorld
 
 async def test_cancelling_with_finish_batch_commits_the_open_batch(world: FakeWorld):
     world.micro_step_seconds = 3.0
-    world.harness_seconds = lambda spec: 0.0 if spec.group == 0 else 100.0
+    world.harness_seconds = lambda spec: 0.0 if spec.group == 0 else 1000.0
     burst = await world.start_burst(on_cancel="finish_batch", policy={"hold_seconds": 0, "supply_fraction": 0.5})
     await world.eventually(lambda: world.called("pack_group"))
     await cancelled(burst)
@@ -127,17 +132,18 @@ async def test_cancelling_with_finish_batch_commits_the_open_batch(world: FakeWo
 
 async def test_cancelling_while_publishing(world: FakeWorld):
     """Executions carried over still run then: the burst is not forgotten before they are closed."""
-    world.harness_seconds = lambda spec: 0.0 if spec.group < 2 else 100.0
-    world.faults.add("load_weights", delay_seconds=4.0, when=lambda request: request.weights.version == 1)
+    world.harness_seconds = lambda spec: 0.0 if spec.group < 2 else 1000.0
+    asked = asyncio.Event()
+    world.faults.add("load_weights", times=None, until=asked.is_set, when=lambda request: request.weights.version == 1)
     burst = await world.start_burst(carry_over=1.0)
     await world.until(lambda state: state.publishing)
-    await cancelled(burst)
+    await cancelled(burst, then=asked.set)
     await the_next_burst_runs(world)
 
 
 @pytest.mark.essential
 async def test_a_terminated_execution_is_counted_once(world: FakeWorld):
-    world.harness_seconds = lambda spec: 100.0 if (spec.group, spec.member) == (0, 1) else 0.0
+    world.harness_seconds = lambda spec: 1000.0 if (spec.group, spec.member) == (0, 1) else 0.0
     burst = await world.start_burst(groups_per_step=1, executions_per_group=3)
     await world.eventually(lambda: sum(world.closed.values()) == 2 and len(world.called("run_harness")) == 3)
     name = ids.execution_id(world.run, "first", 0, 1)
@@ -157,7 +163,7 @@ async def test_a_terminated_execution_is_counted_once(world: FakeWorld):
 
 @pytest.mark.parametrize("what", ["burst", "batch"])
 async def test_terminating_a_burst_or_its_batch_frees_the_run(world: FakeWorld, what):
-    world.micro_step_seconds = 60.0
+    world.micro_step_seconds = 1000.0
     burst = await world.start_burst(carry_over=1.0)
     batch = ids.batch_id(world.run, "first", 0)
     await world.eventually(lambda: world.called("run_micro_step"))
@@ -189,13 +195,13 @@ async def test_a_micro_step_that_never_works_parks_the_batch_and_an_abort_frees_
     )
     burst = await world.start_burst()
     batch = world.handle(ids.batch_id(world.run, "first", 0))
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(200):
         await world.eventually(lambda: world.opened)
         while not await batch.query("blocked_steps"):
             await asyncio.sleep(0.2)
     assert "poisoned" in (await batch.query("blocked_steps"))[0]
     assert (await batch.execute_update("resolve_step", Resolution.RETRY)).endswith("retry")
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(200):
         while not await batch.query("blocked_steps"):
             await asyncio.sleep(0.2)
     await batch.execute_update("resolve_step", Resolution.ABORT)

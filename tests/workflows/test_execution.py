@@ -21,17 +21,19 @@ from workflows.messages.transition import Resolution
 pytestmark = pytest.mark.timeout(400)
 
 
-@pytest.fixture
-def small_limits(monkeypatch):
-    """The limits are minutes; so here, without the sandbox (which reads the modules afresh), they are a second."""
+def shorten(monkeypatch, *names: str) -> None:
+    """The limits are minutes. Here, without the sandbox (which reads the modules afresh), those of these steps are a
+    second or two; all others are as they are, or a busy machine would run into them too."""
     monkeypatch.setattr(execution, "HOST_GRACE_SECONDS", 1.0)
-    monkeypatch.setattr(execution, "PREPARE_SECONDS", 2.0)
-    for name in ("FINISH_EXECUTION", "PROCESS_EXECUTION"):
-        monkeypatch.setattr(steps, name, dataclasses.replace(getattr(steps, name), start_to_close=1.0))
+    if "prepare_workspace" in names:
+        monkeypatch.setattr(execution, "PREPARE_SECONDS", 2.0)
+    for name in {"finish_execution", "process_execution"} & set(names):
+        short = dataclasses.replace(getattr(steps, name.upper()), start_to_close=1.0)
+        monkeypatch.setattr(steps, name.upper(), short)
 
 
 @pytest.fixture
-async def impatient(client: Client, tmp_path, small_limits):
+async def impatient(client: Client, tmp_path):
     worker = Worker(
         client,
         task_queue=ids.WORKFLOW_QUEUE,
@@ -50,7 +52,12 @@ async def impatient(client: Client, tmp_path, small_limits):
         assert world.problems == []
 
 
-LIMITS = {"wall_seconds": 0.5, "grace_seconds": 0.5, "evaluator_seconds": 0.1, "evaluator_attempts": 1}
+PATIENT = {"wall_seconds": 200, "evaluator_seconds": 200, "evaluator_attempts": 1}
+SHORT = {
+    "run_harness": {"wall_seconds": 0.5, "grace_seconds": 0.5},
+    "evaluate_workspace": {"evaluator_seconds": 0.1},
+}
+"""Limits that a burst sets itself."""
 
 
 def stuck(spec) -> bool:
@@ -67,11 +74,14 @@ def stuck(spec) -> bool:
         ("finish_execution", EndReason.SUBMITTED, Outcome.SCORED),
     ],
 )
-async def test_a_host_that_never_answers_is_waited_for_only_so_long(impatient: FakeWorld, step, end, outcome):
+async def test_a_host_that_never_answers_is_waited_for_only_so_long(
+    impatient: FakeWorld, monkeypatch, step, end, outcome
+):
     world = impatient
+    shorten(monkeypatch, step)
     world.faults.add(step, hang=True, times=None, when=stuck)
     async with watching(world) as seen:
-        burst = await world.start_burst(limits=LIMITS, executions_per_group=3)
+        burst = await world.start_burst(limits=PATIENT | SHORT.get(step, {}), executions_per_group=3)
         report = await burst.result()
     assert seen[-1] == (6, 6, 6)
     assert report.steps[0].groups == 2
@@ -80,12 +90,14 @@ async def test_a_host_that_never_answers_is_waited_for_only_so_long(impatient: F
     assert (closed["end"], closed["outcome"]) == (end, outcome)
 
 
-async def test_a_dead_host_ends_every_execution(impatient: FakeWorld):
+async def test_a_dead_host_ends_every_execution(impatient: FakeWorld, monkeypatch):
     """Case 36: all workers die; nothing waits for ever, w is 0 again, the batch closes without signal."""
     world = impatient
-    for name in ("prepare_workspace", "finish_execution"):
+    dead = ("prepare_workspace", "finish_execution")
+    shorten(monkeypatch, *dead)
+    for name in dead:
         world.faults.add(name, hang=True, times=None)
-    report = await (await world.start_burst(limits=LIMITS)).result()
+    report = await (await world.start_burst()).result()
     assert (report.steps[0].groups_with_signal, report.version) == (0, 0)
     books = (await world.state()).accounts
     assert books.dispatched == books.finished == 4
@@ -129,18 +141,20 @@ async def test_an_execution_parks_when_its_records_cannot_be_processed(world: Fa
 
 
 async def _blocked(world: FakeWorld, handle) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(200):
         while not await handle.query("blocked_steps"):
             await asyncio.sleep(0.1)
 
 
 async def test_a_cancel_that_comes_while_it_closes_loses_nothing(world: FakeWorld):
     """Its score stands, the host hears of its end, the Scheduler counts it."""
-    world.faults.add("finish_execution", delay_seconds=3.0, when=stuck)
+    asked = asyncio.Event()
+    world.faults.add("finish_execution", times=None, until=asked.is_set, when=stuck)
     burst = await world.start_burst()
     name = ids.execution_id(world.run, "first", 0, 0)
     await world.eventually(lambda: any(stuck(finish) for finish in world.called("finish_execution")))
     await world.handle(name).cancel()
+    asked.set()
     report = await burst.result()
     assert report.executions_valid == 4
     assert world.closed[name] == 1

@@ -1,13 +1,14 @@
 """Every policy live: chosen by name, carried out, in both directions, with and without streaming."""
 
 from collections import Counter
+from typing import Any
 
 import pytest
 from temporalio.client import WorkflowFailureError
 
 from tests.workflows.watching import watching
 from tests.workflows.world import FakeWorld
-from workflows.messages.fleet import CellRole
+from workflows.messages.execution import ExecutionSpec
 from workflows.messages.transition import Direction
 from workflows.policy.registry import POLICIES
 
@@ -35,6 +36,7 @@ async def test_a_campaign_under_every_policy(make_world, name: str):
     assert (state.burst, state.batch, state.accounts.roster, state.pending) == (None, None, {}, ())
     assert {report.result for report in world.transitions} == {"done"}
     assert departures(world, Direction.TO_TRAINING) == departures(world, Direction.TO_ROLLOUT)
+    await world.whole_ledger()
     moves = world.noted("move")
     assert {entry.policy for entry in moves} == {name}
     match name:
@@ -52,7 +54,12 @@ async def test_a_campaign_under_every_policy(make_world, name: str):
 
 async def test_without_streaming_nothing_is_trained_before_the_batch_is_complete(world: FakeWorld):
     late = {"policy": {"name": "async", "split": 1, "streaming": False}, "groups_per_step": 3}
-    world.harness_seconds = lambda spec: 2.0 if spec.group == 1 else 0.0
+
+    def held(spec: ExecutionSpec) -> bool:
+        """Until the core has joined and the other groups are ready: all that a stream would wait for."""
+        return spec.group == 1 and not (len(world.admitted) >= 2 and world.called("join_batch"))
+
+    world.harness_seconds = lambda spec: 1000.0 if held(spec) else 0.0
     await (await world.start_burst(**late)).result()
     names = [name for name, _ in world.calls]
     last_admission = max(index for index, name in enumerate(names) if name == "admit_group")
@@ -61,7 +68,7 @@ async def test_without_streaming_nothing_is_trained_before_the_batch_is_complete
 
 
 async def test_with_streaming_the_same_batch_begins_before(world: FakeWorld):
-    world.harness_seconds = lambda spec: 4.0 if spec.group == 1 else 0.0
+    world.harness_seconds = lambda spec: 1000.0 if spec.group == 1 and not world.called("run_micro_step") else 0.0
     await (await world.start_burst(groups_per_step=3, policy={"name": "async", "split": 1})).result()
     names = [name for name, _ in world.calls]
     assert names.index("run_micro_step") < max(index for index, name in enumerate(names) if name == "admit_group")
@@ -87,19 +94,37 @@ async def test_a_split_that_leaves_nobody_is_refused_and_named(world: FakeWorld)
     assert "policy.split: 2 leaves none of 2 cells" in str(caught.value.__cause__)
 
 
+def claimed(world: FakeWorld) -> set[str]:
+    """Groups that a cell has begun to train on."""
+    return {task.micro_step.group for task in world.called("run_micro_step")}
+
+
+def starved(world: FakeWorld) -> list[Any]:
+    """Entries of cells that were sent back to serve because executions starved."""
+    return [entry for entry in world.noted("return") if entry.reasons[0] == "starved"]
+
+
 async def test_replaced_executions_get_an_engine_back_when_every_cell_trains(world: FakeWorld):
-    """Starvation: all executions are over, both cells train; then a group without signal is replaced."""
+    """Starvation: all executions are over, both cells train; then a group without signal is replaced.
+
+    So it has to be the last group that is over, and it is judged when the cells are at work on all others: in any other
+    order they would have a group left to train on, and nobody would starve.
+    """
     world.reward = lambda spec: 1.0 if spec.group == 2 else float(spec.member)
     world.may_finish = lambda cell: False
-    world.faults.add("admit_group", delay_seconds=6.0, when=lambda request: request.group == 2)
-    policy = {"hold_seconds": 0, "supply_fraction": 0}
+    world.harness_seconds = lambda spec: 1000.0 if spec.group == 2 and len(world.admitted) < 2 else 0.0
+    world.faults.add(
+        "admit_group", times=None, when=lambda request: request.group == 2, until=lambda: len(claimed(world)) == 2
+    )
+    policy = {"hold_seconds": 0, "supply_fraction": 0, "in_flight_depth": world.micro_steps}
     burst = await world.start_burst(groups_per_step=3, policy=policy, training={"refill": True})
-    await world.until(lambda state: [cell.role for cell in state.cells] == [CellRole.TRAINING] * 2)
-    await world.until(lambda state: any(cell.role is CellRole.TO_ROLLOUT for cell in state.cells))
+    await world.eventually(lambda: starved(world))
     world.may_finish = lambda cell: True
     assert (await burst.result()).steps[0].groups_with_signal == 3
-    (starved,) = [entry for entry in world.noted("return") if entry.reasons[0] == "starved"]
-    assert (starved.cell, starved.direction) == (1, Direction.TO_ROLLOUT)
+    await world.whole_ledger()
+    (back,) = starved(world)
+    assert (back.cell, back.direction) == (1, Direction.TO_ROLLOUT)
+    assert [cell["role"] for cell in back.state["cells"]] == ["training", "training"]
     assert (await world.state()).accounts.finished == 8
     await world.until(world.all_serving)
 
@@ -110,6 +135,7 @@ async def test_processor_slots_go_where_they_are_short(make_world):
     world.harness_seconds = lambda spec: 0.5
     policy = {"name": "throughput", "throughput": EAGER}
     await (await world.start_burst(steps=5, groups_per_step=2, executions_per_group=4, policy=policy)).result()
+    await world.whole_ledger()
     assert (world.shares[0].harness, world.shares[0].evaluator) == (2, 6)
     assert world.shares[-1].harness > 2
     assert world.shares[-1].harness + world.shares[-1].evaluator == 8

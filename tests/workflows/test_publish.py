@@ -1,5 +1,7 @@
 """A publish is acknowledged only when every engine that may serve has shown, by checksum, the weights it holds."""
 
+import asyncio
+
 import pytest
 
 from tests.workflows.world import FakeWorld
@@ -45,10 +47,14 @@ async def test_without_any_verified_engine_nothing_is_acknowledged(world: FakeWo
 
 async def test_a_checksum_that_cannot_be_had_holds_the_publish_back(world: FakeWorld):
     """The engine does not answer for a while: loaded is not verified."""
-    fault = world.faults.add("verify_engine", delay_seconds=1.0, when=of_version(1, 1))
+    answers = asyncio.Event()
+    fault = world.faults.add("verify_engine", times=None, until=answers.is_set, when=of_version(1, 1))
     burst = await world.start_burst()
     await world.eventually(lambda: fault.hits == 1)
+    state = await world.until(lambda state: [cell.role for cell in state.cells] == ["rollout", "rollout"])
+    assert state.publishing, "the burst waits for the second engine"
     assert world.published == []
+    answers.set()
     assert (await burst.result()).version == 1
     await world.eventually(lambda: world.published == [1])
 
@@ -59,6 +65,7 @@ async def test_a_core_that_stays_returns_when_no_other_cell_can_show_the_version
     burst = await world.start_burst(follows=True, policy={"name": "async", "split": 1})
     assert (await burst.result()).version == 1
     state = await world.until(lambda state: state.cells[0].role == "rollout")
+    await world.whole_ledger()
     assert (state.cells[1].role, state.staying) == ("parked", ())
     told = [(entry.kind, entry.reasons[0]) for entry in world.ledger.values() if entry.cell == 0]
     assert ("stay", "split") in told

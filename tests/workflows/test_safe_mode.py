@@ -36,6 +36,7 @@ async def test_a_cell_that_always_fails_its_switch(world: FakeWorld):
     world.may_finish = lambda cell: True
     assert (await burst.result()).version == 2
     assert fault.hits == hits, "nobody tried again"
+    await world.whole_ledger()
     (entered,) = world.noted("safe_mode")
     assert entered.reasons == ("entered", "failed_moves: 2 moves failed in a row")
     assert "safe mode" in await world.shown(ids.scheduler_id(world.run))
@@ -61,6 +62,7 @@ async def test_a_lying_predictor(make_world):
     state = await world.until(lambda state: state.mode.frozen)
     assert state.mode.cause in (Cause.WRONG_PREDICTOR, Cause.REGRETTED_MOVES)
     assert (await burst.result()).version == 8
+    await world.whole_ledger()
     outcome = world.noted("outcome")[0]
     assert outcome.expected_gain_seconds > 10
     assert outcome.realised_gain_seconds < outcome.expected_gain_seconds / 2
@@ -74,23 +76,25 @@ async def test_a_lying_predictor(make_world):
 async def test_telemetry_that_does_not_come(make_world):
     world = await make_world((4, 4, 4))
     world.faults.add("measure_pipeline", hang=True, times=None)
-    world.harness_seconds = lambda spec: 3.0
+    world.harness_seconds = lambda spec: 1000.0
     policy = {"name": "throughput", "throughput": QUICK, "safe_mode": {"stale_seconds": 1}}
     burst = await world.start_burst(policy=policy)
     state = await world.until(lambda state: state.mode.frozen)
     assert state.mode.cause is Cause.STALE_TELEMETRY
+    world.harness_seconds = lambda spec: 0.0
     assert (await burst.result()).version == 1
 
 
 async def test_an_operator_freezes_and_releases(world: FakeWorld):
     said = await world.scheduler.execute_update("enter_safe_mode", "maintenance of the switch")
     assert said == "safe mode: at least 1 cell trains from now on"
-    world.harness_seconds = lambda spec: 3.0
+    world.harness_seconds = lambda spec: 1000.0
     burst = await world.start_burst(groups_per_step=4)
-    await world.until(lambda state: state.cells[0].role is CellRole.TRAINING)
-    state = await world.state()
+    state = await world.until(lambda state: state.cells[0].role is CellRole.TRAINING)
+    world.harness_seconds = lambda spec: 0.0
     assert (state.mode.cause, state.cells[1].role) == (Cause.OPERATOR, CellRole.ROLLOUT)
     assert (await burst.result()).version == 1
+    await world.whole_ledger()
     assert {entry.cell for entry in world.noted("move")} == {0}
     await world.scheduler.execute_update("leave_safe_mode", "done")
     await world.eventually(lambda: [entry.reasons[0] for entry in world.noted("safe_mode")] == ["entered", "left"])

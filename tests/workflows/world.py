@@ -140,6 +140,11 @@ class FakeWorld(ControlSteps):
         """Entries of the ledger of this kind, in order."""
         return [entry for entry in self.ledger.values() if entry.kind == kind]
 
+    async def whole_ledger(self) -> None:
+        """Wait until what the Scheduler has noted so far is written: it writes beside everything else it does."""
+        last = (await self.state()).entries
+        await self.eventually(lambda: f"{self.run}/{last}" in self.ledger)
+
     async def start_in_order(self, name: str, **changes: Any) -> WorkflowHandle[Any, BurstReport]:
         """Start a burst and wait until the Scheduler knows it: the next one surely queues behind it."""
         burst = await self.start_burst(name, **changes)

@@ -48,8 +48,8 @@ class AnyPolicyModel(SchedulerModel):
         self.born |= {group: self.version for group in self.open_members if group not in known}
 
     def drop(self) -> None:
-        """A complete group is not admitted; another one is dispatched in its place."""
-        self.ready.pop()
+        """The next complete group is not admitted; another one is dispatched in its place."""
+        self.complete.pop(0)
         self.dropped += 1
         group = self.dispatched // self.group_size
         self.open_members[group] = self.group_size

@@ -24,6 +24,15 @@ class EventsInAnyOrder(RuleBasedStateMachine):
                 self.model.finish(which)
                 self.model.evaluate()
 
+    @precondition(lambda self: self.model.complete)
+    @rule(times=st.integers(1, 3))
+    def groups_are_admitted(self, times: int) -> None:
+        """Much later than their last execution has ended, perhaps."""
+        for _ in range(times):
+            if self.model.complete:
+                self.model.admit()
+                self.model.evaluate()
+
     @rule(seconds=st.sampled_from([0.0, 0.05, 0.1, 1.0, 2.0, 30.0]))
     def time_passes(self, seconds: float) -> None:
         self.model.pass_time(seconds)
@@ -86,6 +95,9 @@ def settle(model: SchedulerModel, which: int = 0) -> None:
     if model.running:
         model.finish(which)
     model.evaluate()
+    while model.complete:
+        model.admit()
+        model.evaluate()
     model.pass_time(model.hold_seconds + 0.5)
     model.evaluate()
     if model.may_assign:

@@ -28,7 +28,10 @@ class ModelCell:
 
 @dataclass
 class SchedulerModel:
-    """One run of burst after burst. `groups_per_step` is B, `group_size` N, `steps` mu, `carry_over` phi."""
+    """One run of burst after burst. `groups_per_step` is B, `group_size` N, `steps` mu, `carry_over` phi.
+
+    `complete`: groups whose executions are all over and which are not admitted yet: nobody's work, nobody's supply.
+    """
 
     cells: list[ModelCell]
     groups_per_step: int
@@ -45,6 +48,7 @@ class SchedulerModel:
     queue: list[int] = field(default_factory=list)
     running: list[int] = field(default_factory=list)
     open_members: dict[int, int] = field(default_factory=dict)
+    complete: list[int] = field(default_factory=list)
     ready: list[int] = field(default_factory=list)
     assigned: list[int] = field(default_factory=list)
     needed: int | None = None
@@ -67,7 +71,7 @@ class SchedulerModel:
 
     @property
     def outstanding(self) -> int:
-        return len(self.open_members) + len(self.ready) + len(self.assigned)
+        return len(self.open_members) + len(self.complete) + len(self.ready) + len(self.assigned)
 
     def in_role(self, *roles: CellRole) -> list[int]:
         return [index for index, cell in enumerate(self.cells) if cell.role in roles]
@@ -122,7 +126,11 @@ class SchedulerModel:
         self.open_members[group] -= 1
         if not self.open_members[group]:
             del self.open_members[group]
-            self.ready.append(group)
+            self.complete.append(group)
+
+    def admit(self) -> None:
+        """The next complete group has its place in the order of admission."""
+        self.ready.append(self.complete.pop(0))
 
     def assign(self) -> None:
         """A training cell claims the first micro-step of the next group."""

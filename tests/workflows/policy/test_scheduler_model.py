@@ -73,8 +73,9 @@ def test_a_core_lost_at_the_end_of_a_batch_does_not_stop_the_burst() -> None:
     model = SchedulerModel([ModelCell(2), ModelCell(2)], 2, 1, 1, 0.0, 0.5, 2.0)
     model.open_burst()
     model.launch()
-    model.finish(0)
-    model.finish(0)
+    for _ in range(2):
+        model.finish(0)
+        model.admit()
     model.cells[0].role = CellRole.TRAINING
     model.assign()
     model.assign()
