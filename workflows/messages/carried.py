@@ -8,6 +8,7 @@ unknown   a field this code does not know, or a value it does not accept: refuse
 
 StateUnreadable must never be among the exceptions that fail a workflow. It fails the workflow *task*: Temporal shows
 it and tries again until a worker that can read the state is there. Failing the workflow would lose the state for good.
+A malformed start waits likewise; only our own code starts these workflows.
 """
 
 from collections.abc import Callable
