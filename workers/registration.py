@@ -1,14 +1,32 @@
 """Workers register exactly the activities that the table of steps gives to their kind of queue."""
 
-from collections.abc import Callable, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import timedelta
 from typing import Any
 
 from temporalio import activity
-from temporalio.worker import Interceptor
+from temporalio.worker import Interceptor, Worker
 
 from activities.heartbeats import HeartbeatInterceptor
 from infra.temporal.failures import FailureInterceptor
 from workflows.steps import Queue, steps_of
+
+STEP_GRACE = timedelta(seconds=2)
+"""How long steps that run when their worker is told to stop may go on before they are cancelled: all are retried."""
+
+
+@asynccontextmanager
+async def running(*workers: Worker) -> AsyncIterator[None]:
+    """All of `workers`, running; they end at the same time."""
+    async with AsyncExitStack() as held:
+        for worker in workers:
+            await held.enter_async_context(worker)
+        try:
+            yield
+        finally:
+            await asyncio.gather(*(worker.shutdown() for worker in workers))
 
 
 def interceptors() -> list[Interceptor]:

@@ -7,10 +7,8 @@ by its boot epoch.
 
 import asyncio
 import logging
-import signal
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from datetime import timedelta
 from pathlib import Path
 
 from sqlalchemy import Engine
@@ -18,17 +16,17 @@ from temporalio.client import Client
 from temporalio.worker import Worker
 
 from activities.cell import Cell
-from activities.succession import SuccessionActivities
 from activities.kv_handoff import KvActivities
 from activities.memory import MemoryActivities
+from activities.succession import SuccessionActivities
 from activities.training import TrainingActivities
 from activities.weights import WeightsActivities
 from infra.actor import ActorClient, ActorLaunch, ActorProcess
 from infra.engine import EngineClient
 from infra.engine.linker_client import LinkerClient
-from infra.records.cores import core_on_record
 from infra.records.batches import committed_weights, record_base
 from infra.records.boots import next_boot
+from infra.records.cores import core_on_record
 from infra.records.database import open_database
 from infra.routing.client import RoutingClient
 from infra.settings.run import RunManifest, Secrets, load_run
@@ -38,7 +36,8 @@ from workers.cell.announcement import announce
 from workers.cell.engine import engine_server
 from workers.cell.proof import PacedProof, SglangProof
 from workers.cell.stream import BatchStream
-from workers.registration import activities_of, interceptors
+from workers.component import CELL_GRACE_SECONDS, when_told_to_stop
+from workers.registration import STEP_GRACE, activities_of, interceptors
 from workflows.messages import ids
 from workflows.messages.errors import GyreError
 from workflows.messages.fleet import CellSpec, CellWorkerUp
@@ -62,14 +61,13 @@ async def serve(run_dir: Path, index: int) -> None:
     records = open_database(manifest.database_url)
     epoch = next_boot(records, ids.engine_id(index))
     stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    async with AsyncExitStack() as held:
+    when_told_to_stop(stop.set, grace_seconds=CELL_GRACE_SECONDS)
+    async with AsyncExitStack() as processes, AsyncExitStack() as held:
         server = engine_server(manifest, spec, epoch)
-        held.push_async_callback(server.stop)
+        processes.push_async_callback(server.stop)
         server.start()
         actor = ActorProcess(ActorLaunch.of(manifest, index, epoch), Secrets.of(manifest.folder).admin_key)
-        held.push_async_callback(actor.stop)
+        processes.push_async_callback(actor.stop)
         cell, client = await held.enter_async_context(_cell(manifest, spec, epoch, records))
         deaths = [asyncio.create_task(server.died()), asyncio.create_task(_actor_up(actor, cell, records))]
         ready = asyncio.create_task(server.ready(cell.engine))
@@ -85,6 +83,9 @@ async def serve(run_dir: Path, index: int) -> None:
             held.callback(task.cancel)
         _log.info("cell %d, boot %d, is up", index, epoch)
         await _first(stop, *deaths, announced, asked)
+        # At once, beside the steps' own end: what those still wait for goes with this boot either way.
+        ending = asyncio.gather(server.stop(), actor.stop(), cell.stream.close())
+        processes.push_async_callback(asyncio.wait_for, ending, None)
         if not stop.is_set():
             await _say_lost(manifest, cell)
             state = f"engine alive {server.alive}, actor alive {actor.is_alive}, offered anew {announced.done()}"
@@ -179,7 +180,7 @@ async def _steps(cell: Cell, client: Client) -> AsyncIterator[None]:
         activities=activities_of(Queue.CELL, *hosts),
         interceptors=interceptors(),
         max_concurrent_activities=8,
-        graceful_shutdown_timeout=timedelta(seconds=2),
+        graceful_shutdown_timeout=STEP_GRACE,
     )
     async with worker:
         yield

@@ -56,7 +56,7 @@ async def serve(stack: LocalStack, console: Console, *, ready_seconds: float) ->
     loop = asyncio.get_running_loop()
 
     def ask_to_stop() -> None:
-        console.print("stopping: harnesses first, then cells, then the rest; with busy engines it can take a minute")
+        console.print("stopping: harnesses first, then cells, proxy and control together, then Temporal")
 
         def still() -> None:
             living = [name for name, pid in stack.processes().items() if pid is not None]

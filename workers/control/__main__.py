@@ -4,20 +4,15 @@ It also starts the run's long-lived workflows, once the core has recorded the we
 start they are there already and simply go on.
 """
 
-import argparse
 import asyncio
-import logging
-from pathlib import Path
 
+from workers.component import begin_log, command_line
 from workers.control.worker import serve
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--run-dir", type=Path, required=True)
-    arguments = parser.parse_args()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    logging.getLogger("httpx2").setLevel(logging.WARNING)  # a line for every call would bury the rest
+    arguments = command_line("Workflows and light activities of one run.").parse_args()
+    begin_log()
     asyncio.run(serve(arguments.run_dir))
 
 

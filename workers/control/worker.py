@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import signal
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -25,15 +24,16 @@ from activities.trajectories.packing import PackingActivities
 from infra.code import workflow_code
 from infra.objects import ObjectStore
 from infra.records.batches import committed_weights
-from infra.records.cores import core_on_record
 from infra.records.boots import next_boot
+from infra.records.cores import core_on_record
 from infra.records.database import open_database
 from infra.routing.client import RoutingClient
 from infra.settings.run import RunManifest, Secrets, load_run
 from infra.temporal.client import connect
+from workers.component import when_told_to_stop
 from workers.control import metrics
 from workers.control.lost_books import recorded_books
-from workers.registration import activities_of, interceptors
+from workers.registration import STEP_GRACE, activities_of, interceptors, running
 from workers.supervisor import hints
 from workflows.accounts import AccountsState
 from workflows.batch import TrainingBatch
@@ -94,7 +94,7 @@ def workflow_worker(client: Client, *, max_cached_workflows: int = 500, resume_c
         workflow_failure_exception_types=FAILURES,
         max_cached_workflows=max_cached_workflows,
         sticky_queue_schedule_to_start_timeout=timedelta(seconds=2),
-        graceful_shutdown_timeout=timedelta(seconds=5),
+        graceful_shutdown_timeout=STEP_GRACE,
         deployment_config=WorkerDeploymentConfig(build, use_worker_versioning=False),
     )
 
@@ -122,8 +122,7 @@ async def serve(run_dir: Path) -> None:
     epoch = next_boot(engine, "control")
     client = await connect(manifest)
     stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    when_told_to_stop(stop.set)
     async with RoutingClient(manifest.proxy_admin_url, Secrets.of(manifest.folder).admin_key) as router:
         activities = Worker(
             client,
@@ -131,10 +130,10 @@ async def serve(run_dir: Path) -> None:
             activities=control_activities(manifest, client, engine, router),
             interceptors=interceptors(),
             max_concurrent_activities=32,
-            graceful_shutdown_timeout=timedelta(seconds=5),
+            graceful_shutdown_timeout=STEP_GRACE,
         )
         command = hints.resume_command(manifest, "{workflow_id}", anywhere=True)
-        async with workflow_worker(client, resume_command=command), activities:
+        async with running(workflow_worker(client, resume_command=command), activities):
             _log.info("control worker, boot %d, serves run %s", epoch, manifest.run)
             begin = asyncio.create_task(begin_run(manifest, client, engine))
             begin.add_done_callback(_log_failure)
@@ -147,8 +146,8 @@ async def begin_run(manifest: RunManifest, client: Client, engine: Engine) -> No
     """Start Scheduler and Cells as soon as the core has recorded the weights the run begins with."""
     while (found := await asyncio.to_thread(committed_weights, engine)) is None:
         await asyncio.sleep(_LOOK_SECONDS)
-    core = await asyncio.to_thread(core_on_record, engine)
     weights, checkpoint = found
+    core = await asyncio.to_thread(core_on_record, engine)
     accounts, positions = await asyncio.to_thread(recorded_books, engine, manifest.checkpoints, checkpoint)
     await start_run(manifest, client, weights, accounts, positions, core)
 
@@ -181,9 +180,9 @@ async def start_run(
     books = SchedulerState(
         spec=spec,
         weights=weights,
+        cells=tuple(CellEntry(spec=cell) for cell in cells),
         core=core[0],
         change=core[1],
-        cells=tuple(CellEntry(spec=cell) for cell in cells),
         accounts=accounts,
         positions=positions,
         reclaimed=manifest.gone,

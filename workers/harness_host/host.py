@@ -7,7 +7,6 @@ Harness processes belong to runners of their own and outlive this process.
 import asyncio
 import contextlib
 import logging
-import signal
 from datetime import timedelta
 from pathlib import Path
 
@@ -27,8 +26,9 @@ from infra.records.executions import ExecutionRecords
 from infra.routing import RoutingClient
 from infra.settings.run import RunManifest, Secrets, load_run
 from infra.temporal import connect
+from workers.component import when_told_to_stop
 from workers.harness_host.orphans import OrphanSweep
-from workers.registration import activities_of, interceptors
+from workers.registration import STEP_GRACE, activities_of, interceptors, running
 from workflows.messages import ids
 from workflows.messages.errors import HarnessUnusable
 from workflows.steps import Queue
@@ -43,8 +43,7 @@ async def serve(run_dir: Path) -> None:
     """Serve the run until SIGTERM or SIGINT. Harnesses that run then live on."""
     manifest = load_run(run_dir)
     stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    when_told_to_stop(stop.set)
     isolation = isolation_for(manifest)
     engine = open_database(manifest.database_url, create=True)
     client = await connect(manifest)
@@ -115,7 +114,7 @@ async def both_workers(
         activities=activities_of(Queue.HARNESS, harness, evaluation, processing, slots),
         max_concurrent_activities=SHORT_STEPS + (shared if manifest.fleet.evaluator_slots else 0),
         interceptors=interceptors(),
-        graceful_shutdown_timeout=timedelta(seconds=2),
+        graceful_shutdown_timeout=STEP_GRACE,
     )
     watch = Worker(
         client,
@@ -125,5 +124,5 @@ async def both_workers(
         interceptors=interceptors(),
         graceful_shutdown_timeout=timedelta(seconds=0),
     )
-    async with short, watch:
+    async with running(short, watch):
         yield short, watch

@@ -1,12 +1,10 @@
 """``python -m workers.proxy --run-dir DIR``: the model endpoint of one run."""
 
-import argparse
-import logging
 import sys
-from pathlib import Path
 
 import uvloop
 
+from workers.component import begin_log, command_line
 from workers.proxy.server import serve
 
 SWITCH_SECONDS = 0.0005
@@ -14,11 +12,8 @@ SWITCH_SECONDS = 0.0005
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="The model endpoint harnesses talk to.")
-    parser.add_argument("--run-dir", type=Path, required=True)
-    arguments = parser.parse_args()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    logging.getLogger("httpx2").setLevel(logging.WARNING)
+    arguments = command_line("The model endpoint harnesses talk to.").parse_args()
+    begin_log()
     sys.setswitchinterval(SWITCH_SECONDS)
     uvloop.run(serve(arguments.run_dir))
 

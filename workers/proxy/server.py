@@ -5,7 +5,6 @@ import contextlib
 import gc
 import json
 import logging
-import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from infra.records import schema
 from infra.records.database import open_database
 from infra.settings.run import Secrets, load_run
 from infra.tokenizer import ChatTokenizer
+from workers.component import when_told_to_stop
 from workers.proxy import rows, segment_rows
 from workers.proxy.aborts import Aborts
 from workers.proxy.admin import Admin, admin_app
@@ -201,9 +201,7 @@ async def serve(run_dir: Path) -> None:
         for server in servers:
             server.should_exit = True
 
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop)
+    when_told_to_stop(stop)
     log.info("proxy of run %s on ports %d and %d", manifest.run, manifest.proxy_port, manifest.proxy_admin_port)
     try:
         await asyncio.gather(*(server.serve() for server in servers))

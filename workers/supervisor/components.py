@@ -13,12 +13,16 @@ from infra.records.boots import latest_boot
 from infra.settings.run import RunManifest
 from infra.temporal.client import has_poller
 from infra.temporal.server import server_command
+from workers.component import CELL_GRACE_SECONDS, GRACE_SECONDS
 from workflows.messages.ids import cell_queue, control_queue, engine_id, harness_queue, scheduler_id
 
 TEMPORAL = "temporal"
 
 SERVER_STAGE, SERVICE_STAGE, CELL_STAGE, HARNESS_STAGE = range(4)
 """Harnesses start last and end first: one that lives on while engines go away would meet errors."""
+
+STOPPED_TOGETHER = ((HARNESS_STAGE,), (CELL_STAGE, SERVICE_STAGE), (SERVER_STAGE,))
+"""Groups of stages in the order of their end. The others take leave of the Temporal server, which goes last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +44,13 @@ async def _always(_: ProbeContext) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ComponentSpec:
-    """One process of the stack. Lower stages start first and stop last; one stage stops together."""
+    """One process of the stack. Lower stages start first; `STOPPED_TOGETHER` says when they stop."""
 
     name: str
     argv: tuple[str, ...]
     ready: Probe = _always
     stage: int = SERVICE_STAGE
-    grace_seconds: float = 10.0
+    grace_seconds: float = GRACE_SECONDS
     """From TERM to KILL."""
 
 
@@ -73,7 +77,7 @@ def cell_worker(manifest: RunManifest, index: int) -> ComponentSpec:
         _module("workers.cell", "--run-dir", manifest.run_dir, "--cell", str(index)),
         _cell_is_up(manifest.run, index),
         stage=CELL_STAGE,
-        grace_seconds=20.0,
+        grace_seconds=CELL_GRACE_SECONDS,
     )
 
 

@@ -35,6 +35,7 @@ from workers.supervisor.components import (
     CELL_STAGE,
     HARNESS_STAGE,
     SERVER_STAGE,
+    STOPPED_TOGETHER,
     ComponentSpec,
     ProbeContext,
     cell_worker,
@@ -173,15 +174,19 @@ class LocalStack:
         return process.pid or old_pid
 
     async def stop(self) -> None:
-        """Stop everything, highest stage first; safe to call again."""
+        """Stop everything, harnesses first and Temporal last; safe to call again."""
         tasks, self._tasks = self._tasks, []
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        stages = sorted({process.spec.stage for process in self._processes.values()}, reverse=True)
-        for stage in stages:
-            await asyncio.gather(*(p.stop() for p in self._processes.values() if p.spec.stage == stage))
-            if stage == HARNESS_STAGE:
+        for stages in STOPPED_TOGETHER:
+            group = [process for process in self._processes.values() if process.spec.stage in stages]
+            if group:
+                bound = max(process.spec.grace_seconds for process in group)
+                names = ", ".join(process.spec.name for process in group)
+                self._journal.write(StackEvent("stack", "stopping", f"{names}: {bound:g} s at most"))
+            await asyncio.gather(*(process.stop() for process in group))
+            if HARNESS_STAGE in stages and group:
                 await self._end(harness_processes)
         if self._processes:
             await self._end(run_processes)

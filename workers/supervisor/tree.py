@@ -53,10 +53,12 @@ def tied_to_parent() -> Callable[[], None]:
 
     The C library is looked up here, not after the fork, where only what is already loaded may be touched.
     """
-    prctl = ctypes.CDLL(None).prctl
+    prctl, parent = ctypes.CDLL(None).prctl, os.getpid()
 
     def tie() -> None:
         prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM))
+        if os.getppid() != parent:  # it ended before the kernel had been asked
+            os._exit(0)
 
     return tie
 
