@@ -17,14 +17,13 @@ import torch.distributed as dist
 from megatron.core.process_groups_config import ProcessGroupCollection
 from torch.distributed import HashStore, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
+from workers.cell.training.pipeline.pulse import BUSY_SECONDS
+
 _GROUPS = ("tp", "cp", "pp", "embd", "pos_embd", "dp", "dp_cp", "ep", "tp_cp", "mp")
 _EXPERT_GROUPS = ("expt_tp", "tp_ep", "tp_ep_pp", "expt_dp", "tp_dp_cp")
 _INTERFACE = "GLOO_SOCKET_IFNAME"
 _alone: list[dist.ProcessGroup] = []
 """The group of this process alone, once it has joined others."""
-
-NEIGHBOUR_SECONDS = 1800.0
-"""How long a stage waits for hidden states that it knows to be on their way."""
 
 
 def device() -> torch.device:
@@ -88,7 +87,7 @@ def join_stages(port: int, stage: int, stages: int, *, store: TCPStore | None = 
     else:
         torch.cuda.set_device(stage % torch.cuda.device_count())
     store = store or TCPStore("127.0.0.1", port, stages, is_master=False, timeout=timedelta(seconds=300))
-    timeout = timedelta(seconds=NEIGHBOUR_SECONDS)
+    timeout = timedelta(seconds=BUSY_SECONDS)
     with on_loopback():
         dist.init_process_group(_backend(), store=store, rank=stage, world_size=stages, timeout=timeout)
         groups = [dist.new_group([one]) for one in range(stages)]  # every process makes every group, in the same order

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from infra.weights.layout import FlatLayout
-from workers.cell.training.backend import NEIGHBOUR_SECONDS
 from workers.cell.training.parts import EMBEDDING, HEAD
 from workers.cell.training.pipeline.orders import Frames, Op, Order, Report, as_bytes, as_tensor
+from workers.cell.training.pipeline.pulse import BUSY_SECONDS, Progress
 from workers.cell.training.pipeline.schedule import Usage
 from workflows.messages.errors import ActorUnavailable, GyreError, Permanent
 from workflows.messages.loss import LossSettings
@@ -28,10 +28,17 @@ class Work:
 
 
 class Chain:
-    """`layouts` are those of the stages' parts of the model, `dtype` theirs."""
+    """`layouts` are those of the stages' parts of the model, `dtype` theirs; `progress` is the first stage's."""
 
-    def __init__(self, frames: Sequence[Frames], layouts: Sequence[FlatLayout], dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        frames: Sequence[Frames],
+        layouts: Sequence[FlatLayout],
+        dtype: torch.dtype,
+        progress: Progress | None = None,
+    ) -> None:
         self.frames, self._layouts, self._dtype = tuple(frames), tuple(layouts), dtype
+        self.progress = progress or Progress()
 
     def tell(self, order: Order, data: bytes = b"") -> None:
         for frames in self.frames:
@@ -68,8 +75,9 @@ class Chain:
         return [Usage(one.busy_seconds, one.waiting_seconds, deque(one.passes)) for one in reports]
 
     def answer(self, frames: Frames, op: Op) -> tuple[Report, bytes]:
-        """A stage's next answer, which must be to `op`. One that hangs is given up after NEIGHBOUR_SECONDS."""
-        report, data = frames.receive(NEIGHBOUR_SECONDS)
+        """A stage's next answer, which must be to `op`. One that hangs is given up (see `pulse`)."""
+        with self.progress.waiting():
+            report, data = frames.receive(BUSY_SECONDS)
         if not isinstance(report, Report) or report.op != op:
             raise ActorUnavailable(f"a stage answered {report!r} to {op}")
         return report, data

@@ -14,6 +14,8 @@ from multiprocessing.connection import Connection, Listener
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from workers.cell.training.pipeline.pulse import BEAT_SECONDS
+
 if TYPE_CHECKING:
     from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
@@ -37,8 +39,10 @@ class StageProcesses:
         first: int = 1,
         dtype: str = "float32",
         module: str = STAGE_MODULE,
+        beat_seconds: float = BEAT_SECONDS,
     ) -> None:
         self.folder, self.stages, self.first, self.dtype = folder, stages, first, dtype
+        self.beat_seconds = beat_seconds
         key = secrets.token_hex(16)
         self._listener = Listener(("127.0.0.1", 0), authkey=key.encode())
         self._ending = threading.Event()
@@ -50,6 +54,7 @@ class StageProcesses:
                 "control": self._listener.address[1],
                 "threads": threads,
                 "dtype": dtype,
+                "beat-seconds": beat_seconds,
                 "parent": os.getpid(),
             }
             command = [sys.executable, "-m", module]

@@ -18,7 +18,8 @@ from workers.cell.training.pipeline.chain import Chain
 from workers.cell.training.pipeline.children import StageProcesses
 from workers.cell.training.pipeline.front import Pipeline
 from workers.cell.training.pipeline.link import Alone, MegatronLink
-from workers.cell.training.pipeline.orders import Frames, Report
+from workers.cell.training.pipeline.orders import Frames, Order, Report
+from workers.cell.training.pipeline.pulse import QUIET_LOOKS, Progress, StallWatch
 from workers.cell.training.pipeline.replicas import Replica, Replicated
 from workers.cell.training.pipeline.stage import Stage
 from workers.cell.training.stream import MicroStepStream
@@ -31,29 +32,43 @@ def start_stream(own: StageProcesses, others: Sequence[StageProcesses]) -> Micro
     """The stream of a cell with several stages, or several replicas of them. Raises InvalidInput if the model cannot be
     cut so."""
     pipeline, _ = join(own)
-    if not others:
-        return pipeline
-    return Replicated(pipeline, [Replica(_chain(processes)[0]) for processes in others])
+    progress = pipeline.others.progress
+    replicas = [Replica(_chain(processes, progress)[0]) for processes in others]
+    chains = [pipeline.others, *(replica.chain for replica in replicas)]
+    frames = [one for chain in chains for one in chain.frames]
+    StallWatch(progress, lambda: [one.last_beat for one in frames], own.abandon, own.beat_seconds).start()
+    return Replicated(pipeline, replicas) if replicas else pipeline
 
 
 def join(processes: StageProcesses) -> tuple[Pipeline, StageGroups | None]:
     """Join the stages after the first, and build the first here."""
     arch, stages, dtype = _model(processes)
     part = stages_of(arch, stages)[0]
-    chain, store = _chain(processes)
+    progress = Progress()
+    chain, store = _chain(processes, progress)
     groups = join_stages(store.port, 0, stages, store=store) if stages > 1 else None
     model = build_model(arch, part=part, dtype=dtype)
     link = Alone() if groups is None else MegatronLink(model, groups.forward, groups.backward)
-    stage = Stage(model, link, 0, stages)
+    stage = Stage(model, link, 0, stages, progress)
     return Pipeline(HostPolicy(arch, dtype), stage, chain, abandon=processes.abandon), groups
 
 
-def _chain(processes: StageProcesses) -> tuple[Chain, TCPStore]:
+def _chain(processes: StageProcesses, progress: Progress) -> tuple[Chain, TCPStore]:
     arch, stages, dtype = _model(processes)
     store = host_store(stages, JOIN_SECONDS)
-    frames = [Frames(one, Report, lost=processes.abandon) for one in processes.meet(store)]
+    frames = [
+        Frames(
+            one,
+            Report,
+            lost=processes.abandon,
+            beat=lambda: Order(op="beat"),
+            quiet_looks=QUIET_LOOKS,
+            beat_seconds=processes.beat_seconds,
+        )
+        for one in processes.meet(store)
+    ]
     layouts = [FlatLayout.of(part.shapes(arch)) for part in stages_of(arch, stages)[processes.first :]]
-    return Chain(frames, layouts, dtype), store
+    return Chain(frames, layouts, dtype, progress), store
 
 
 def _model(processes: StageProcesses) -> tuple[Architecture, int, torch.dtype]:

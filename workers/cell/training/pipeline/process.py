@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from workers.cell.training.__main__ import die_with_parent
 from workers.cell.training.pipeline.children import KEY_VARIABLE
+from workers.cell.training.pipeline.pulse import BEAT_SECONDS, BUSY_SECONDS, Progress
 
 if TYPE_CHECKING:
     from workers.cell.training.backend import StageGroups
@@ -26,6 +27,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--control", type=int, required=True, help="port on which the first stage gives orders")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--beat-seconds", type=float, default=BEAT_SECONDS, help="between two signs of life")
     parser.add_argument("--parent", type=int, required=True, help="pid to die with")
     return parser.parse_args()
 
@@ -50,20 +52,28 @@ def main(serve: "Callable[[Stage, Frames, StageGroups], None] | None" = None) ->
     from workers.cell.training.model import build_model
     from workers.cell.training.parts import stages_of
     from workers.cell.training.pipeline.link import Alone, MegatronLink
-    from workers.cell.training.pipeline.orders import Frames, Order
+    from workers.cell.training.pipeline.orders import Frames, Order, Report
     from workers.cell.training.pipeline.stage import Stage, StageServer
 
     torch.set_num_threads(options.threads)
     connection = Client(("127.0.0.1", options.control), authkey=key.encode())
     connection.send_bytes(str(options.stage).encode())
     store = int(connection.recv_bytes())
+    progress = Progress()
+    frames = Frames(
+        connection,
+        Order,
+        lost=lambda: os._exit(1),
+        beat=lambda: Report(op="beat", is_computing=progress.is_computing, moved=progress.moved),
+        quiet_looks=round(BUSY_SECONDS / options.beat_seconds),  # the first stage has its own who look after it
+        beat_seconds=options.beat_seconds,
+    )
     groups = join_stages(store, options.stage, options.stages) if options.stages > 1 else None
     arch = Architecture.from_folder(options.model)
     part, dtype = stages_of(arch, options.stages)[options.stage], getattr(torch, options.dtype)
     model = build_model(arch, part=part, dtype=dtype)
     link = Alone() if groups is None else MegatronLink(model, groups.forward, groups.backward)
-    stage = Stage(model, link, options.stage, options.stages)
-    frames = Frames(connection, Order, lost=lambda: os._exit(1))
+    stage = Stage(model, link, options.stage, options.stages, progress)
     if serve is None:
         StageServer(stage, frames).serve()
     elif groups is not None:

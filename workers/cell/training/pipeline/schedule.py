@@ -21,6 +21,7 @@ from torch import Tensor
 
 from workers.cell.training.model import PolicyModel
 from workers.cell.training.pipeline.link import Link
+from workers.cell.training.pipeline.pulse import Progress
 from workers.cell.training.step_tensors import StepTensors
 
 LossOf = Callable[[Tensor], tuple[Tensor, bool]]
@@ -47,10 +48,16 @@ class _Flight:
 
 
 class StageSchedule:
-    """Not thread-safe. `stage` of `stages`; the first has no `inputs`, the last computes the loss."""
+    """Not thread-safe. `stage` of `stages`; the first has no `inputs`, the last computes the loss.
 
-    def __init__(self, model: PolicyModel, link: Link, stage: int, stages: int) -> None:
+    `progress` shows other threads when it waits for a neighbour.
+    """
+
+    def __init__(
+        self, model: PolicyModel, link: Link, stage: int, stages: int, progress: Progress | None = None
+    ) -> None:
         self._model, self._link = model, link
+        self.progress = progress or Progress()
         self.is_first, self.is_last = stage == 0, stage == stages - 1
         self.room = stages - stage
         self.usage = Usage()
@@ -87,7 +94,8 @@ class StageSchedule:
         )[0]
         self._did(f"F{number}", started)  # before sending, which is no work
         if not self.is_last:
-            self._link.send_forward(outputs)
+            with self.progress.waiting():
+                self._link.send_forward(outputs)
         self._flights.append(_Flight(number, step.tokens, inputs, outputs, self.is_last and not verdicts[0]))
 
     def backward(self) -> tuple[int, bool]:
@@ -97,7 +105,8 @@ class StageSchedule:
         if self.is_last:
             is_good = not flight.is_refused
         else:
-            gradient = self._link.receive_backward(flight.tokens)
+            with self.progress.waiting():
+                gradient = self._link.receive_backward(flight.tokens)
             is_good = gradient is not None
             started = self._waited(started)
         passed_on: Any = None
@@ -106,13 +115,15 @@ class StageSchedule:
             passed_on = backward_step(flight.inputs, flight.outputs, gradient, self._model.model_type, config)
         self._did(f"B{flight.number}", started)
         if not self.is_first:
-            self._link.send_backward(passed_on)
+            with self.progress.waiting():
+                self._link.send_backward(passed_on)
         return flight.number, is_good
 
     def settle(self) -> None:
         """Let go of what has been sent, if nothing is in flight: only then are the neighbours sure to have it."""
         if not self._flights:
-            self._link.settle()
+            with self.progress.waiting():
+                self._link.settle()
 
     @torch.no_grad()
     def look(self, step: StepTensors) -> Tensor | None:
@@ -122,14 +133,16 @@ class StageSchedule:
         outputs = self._model.stage_output(step)
         if self.is_last:
             return outputs
-        self._link.send_forward(outputs)
+        with self.progress.waiting():
+            self._link.send_forward(outputs)
         return None
 
     def _inputs(self, step: StepTensors) -> Tensor | None:
         if self.is_first:
             return None
         started = time.perf_counter()
-        hidden = self._link.receive_forward(step.tokens)
+        with self.progress.waiting():
+            hidden = self._link.receive_forward(step.tokens)
         self._waited(started)
         return hidden
 

@@ -11,6 +11,7 @@ from workers.cell.training.loss import micro_step_loss
 from workers.cell.training.model import PolicyModel
 from workers.cell.training.pipeline.link import Link
 from workers.cell.training.pipeline.orders import Frames, Order, Report, as_bytes, as_tensor
+from workers.cell.training.pipeline.pulse import Progress
 from workers.cell.training.pipeline.schedule import StageSchedule
 from workers.cell.training.step_tensors import StepTensors
 from workflows.messages.errors import GyreError, Permanent
@@ -21,9 +22,11 @@ from workflows.messages.training import TokenMetrics
 class Stage:
     """`stage` of `stages`. Names are the whole model's; a flat tensor is in the layout of the stage's sorted names."""
 
-    def __init__(self, model: PolicyModel, link: Link, stage: int, stages: int) -> None:
+    def __init__(
+        self, model: PolicyModel, link: Link, stage: int, stages: int, progress: Progress | None = None
+    ) -> None:
         self.model = model
-        self.schedule = StageSchedule(model, link, stage, stages)
+        self.schedule = StageSchedule(model, link, stage, stages, progress)
         self._named = model.named_in_whole()
         self.layout = FlatLayout.of({name: tuple(parameter.shape) for name, parameter in self._named.items()})
         self._first_parameter = next(iter(self._named.values()))
@@ -112,7 +115,8 @@ class StageServer:
                 raise TypeError(f"{type(order).__name__} is no order")
             if order.op == "end":
                 return
-            self.obey(order, data)
+            with self._stage.schedule.progress.computing():
+                self.obey(order, data)
 
     def obey(self, order: Order, data: bytes) -> None:
         """Do what one order says."""
@@ -140,8 +144,8 @@ class StageServer:
                 self._frames.send(Report(op="gradient"), as_bytes(stage.gradient()))
             case "usage":
                 self._frames.send(usage_of(stage.schedule))
-            case "end":
-                """Handled by the loop."""
+            case "beat" | "end":
+                """Handled before."""
 
     def _forward(self, order: Order, data: bytes) -> None:
         stage = self._stage

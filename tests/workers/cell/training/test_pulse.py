@@ -1,0 +1,101 @@
+"""Which cell stands still, and which only takes long."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from workers.cell.training.pipeline.children import LOST_EXIT
+from workers.cell.training.pipeline.orders import Report
+from workers.cell.training.pipeline.pulse import STALLED_LOOKS, Progress, StallRule, StallWatch, Stillness
+
+ROOT = Path(__file__).parents[4]
+
+
+def test_a_value_is_still_as_long_as_it_stays():
+    still = Stillness()
+    assert [still.looks(value) for value in (1, 1, 1, 2, 2, None, None, 2)] == [0, 1, 2, 0, 1, 0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("first_waits", "any_computes", "moves", "looks"),
+    [
+        (True, False, False, 3),  # a deadlock: everybody waits for somebody
+        (True, True, False, 7),  # a long pass is given much longer, but not for ever
+        (True, False, True, None),  # slow, and moving
+        (False, False, False, None),  # nothing is owed: the cell is idle
+        (False, True, False, None),
+    ],
+)
+def test_who_stands_still(first_waits, any_computes, moves, looks):
+    rule = StallRule(stalled_looks=3, busy_looks=7)
+    verdicts = [
+        rule.is_stalled(first_waits=first_waits, any_computes=any_computes, moved=look if moves else 5)
+        for look in range(20)
+    ]
+    assert (verdicts.index(True) if True in verdicts else None) == looks
+
+
+def test_progress_is_what_a_stage_is_at():
+    progress = Progress()
+    seen = [(progress.is_computing, progress.is_waiting, progress.moved)]
+    with progress.computing():
+        seen.append((progress.is_computing, progress.is_waiting, progress.moved))
+        with progress.waiting():
+            seen.append((progress.is_computing, progress.is_waiting, progress.moved))
+        seen.append((progress.is_computing, progress.is_waiting, progress.moved))
+    seen.append((progress.is_computing, progress.is_waiting, progress.moved))
+    assert seen == [(False, False, 0), (True, False, 0), (False, True, 0), (True, False, 1), (False, False, 2)]
+
+
+def test_a_stall_is_one_of_all_stages():
+    """One stage has not been heard yet, then it computes, then it waits as well."""
+    first, beats, stalls = Progress(), [Report(op="beat", moved=4), None], []
+    watch = StallWatch(first, lambda: beats, lambda: stalls.append("stalled"))
+    with first.waiting():
+        assert not any(watch.look() for _ in range(3 * STALLED_LOOKS))
+        beats[1] = Report(op="beat", moved=1, is_computing=True)
+        assert not any(watch.look() for _ in range(3 * STALLED_LOOKS))
+        beats[1] = Report(op="beat", moved=2)
+        assert [watch.look() for _ in range(STALLED_LOOKS + 1)] == [False] * STALLED_LOOKS + [True]
+    assert stalls == ["stalled"]
+
+
+HANGS = """
+import os, signal, sys
+from pathlib import Path
+
+def main():
+    from workers.cell.training.pipeline.children import StageProcesses
+    from workers.cell.training.pipeline.launch import start_stream
+    from workers.cell.training.weights_state import HeldWeights
+
+    policy = Path(sys.argv[1])
+    processes = StageProcesses(policy, 2, 1, beat_seconds=0.5)
+    stream = start_stream(processes, [])
+    stream.hold(HeldWeights(0, "first"))
+    print("held", flush=True)
+    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    os.kill(int(children[0]), signal.SIGSTOP)
+    for version in range(1, 1000):  # until the stage's end of the line is full, or it is asked for an answer
+        stream.hold(HeldWeights(version, "more"))
+
+main()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(170)
+def test_a_real_stage_that_is_stopped_is_noticed_although_its_process_lives(policy):
+    done = subprocess.run(
+        [sys.executable, "-c", HANGS, str(policy)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=160,
+        check=False,
+        env={"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PATH": "/usr/bin:/bin"},
+    )
+    assert (done.returncode, done.stdout) == (LOST_EXIT, "held\n"), done.stderr[-2000:]
+    assert "the other side has" in done.stderr
