@@ -7,11 +7,10 @@ request, by a last text block that names the two tags its answer must have. A re
 from collections.abc import Mapping
 from typing import Any
 
-from harness_adapters.events import last_result
+from harness_adapters.events import last_result, outcome_of
 from harness_adapters.generic import BASE_ENVIRONMENT
 from harness_adapters.node_harness import INSTRUCTION, PATIENT_MS, PATIENT_RETRIES, NodeHarness
 from harness_adapters.protocol import CallRole, HarnessOutcome, LaunchContext, LaunchPlan
-from workflows.messages.execution import EndReason
 
 _SUMMARY_TAGS = ("<analysis>", "<summary>")
 _OFF = (
@@ -68,15 +67,8 @@ class ClaudeCode(NodeHarness):
     def outcome(self, context: LaunchContext, exit_code: int | None) -> HarnessOutcome:
         """By the last result in its event stream."""
         result = last_result(context.stdout)
-        if not result:
-            return HarnessOutcome(end=EndReason.CRASHED, detail=f"it left no result; exit code {exit_code}")
-        if result.get("subtype") == "success" and not result.get("is_error"):
-            return HarnessOutcome(end=EndReason.SUBMITTED)
-        said = f"{result.get('terminal_reason') or result.get('subtype')}: {result.get('result') or ''}"[:2000]
-        if result.get("subtype") == "error_max_turns":
-            return HarnessOutcome(end=EndReason.CALL_LIMIT, detail=said)
-        overflow = result.get("terminal_reason") == "prompt_too_long"
-        return HarnessOutcome(end=EndReason.EXITED if overflow else EndReason.CRASHED, detail=said)
+        said = f"{result.get('terminal_reason') or result.get('subtype')}: {result.get('result') or ''}"
+        return outcome_of(result, exit_code, said, is_full=result.get("terminal_reason") == "prompt_too_long")
 
     def role_of(self, headers: Mapping[str, str], body: Mapping[str, Any]) -> CallRole:
         sub = bool(headers.get("x-claude-code-agent-id"))

@@ -5,11 +5,13 @@ The record is capped, so its middle may be missing, a line may be cut, and other
 
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from harness_adapters.protocol import HarnessOutcome
 from infra.plain_files import open_plain
+from workflows.messages.execution import EndReason
 
 
 def events(printed: Path | None) -> Iterator[dict[str, Any]]:
@@ -37,6 +39,17 @@ def last_result(printed: Path | None) -> dict[str, Any]:
         if event.get("type") == "result":
             result = event
     return result
+
+
+def outcome_of(result: Mapping[str, Any], exit_code: int | None, said: str, *, is_full: bool) -> HarnessOutcome:
+    """What the last result means. `said`: its words, should it have failed; `is_full`: its context was."""
+    if not result:
+        return HarnessOutcome(end=EndReason.CRASHED, detail=f"it left no result; exit code {exit_code}")
+    if result.get("subtype") == "success" and not result.get("is_error"):
+        return HarnessOutcome(end=EndReason.SUBMITTED)
+    if result.get("subtype") == "error_max_turns":
+        return HarnessOutcome(end=EndReason.CALL_LIMIT, detail=said[:2000])
+    return HarnessOutcome(end=EndReason.EXITED if is_full else EndReason.CRASHED, detail=said[:2000])
 
 
 def text_of(value: Any) -> str:

@@ -9,12 +9,11 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from harness_adapters.events import last_result, text_of
+from harness_adapters.events import last_result, outcome_of, text_of
 from harness_adapters.generic import BASE_ENVIRONMENT
 from harness_adapters.node_environment import node
 from harness_adapters.node_harness import INSTRUCTION, PATIENT_MS, PATIENT_RETRIES, NodeHarness
 from harness_adapters.protocol import CallRole, HarnessOutcome, LaunchContext, LaunchPlan
-from workflows.messages.execution import EndReason
 
 _MAIN_TOOL, _SUMMARY_TAG = "get_goal", "<state_snapshot>"
 
@@ -74,14 +73,8 @@ class QwenCode(NodeHarness):
     def outcome(self, context: LaunchContext, exit_code: int | None) -> HarnessOutcome:
         """By the last result in its event stream."""
         result = last_result(context.stdout)
-        if not result:
-            return HarnessOutcome(end=EndReason.CRASHED, detail=f"it left no result; exit code {exit_code}")
-        if result.get("subtype") == "success" and not result.get("is_error"):
-            return HarnessOutcome(end=EndReason.SUBMITTED)
-        said = str((result.get("error") or {}).get("message") or result.get("subtype") or "")[:2000]
-        if result.get("subtype") == "error_max_turns":
-            return HarnessOutcome(end=EndReason.CALL_LIMIT, detail=said)
-        return HarnessOutcome(end=EndReason.EXITED if "context length" in said else EndReason.CRASHED, detail=said)
+        said = str((result.get("error") or {}).get("message") or result.get("subtype") or "")
+        return outcome_of(result, exit_code, said, is_full="context length" in said)
 
     def role_of(self, headers: Mapping[str, str], body: Mapping[str, Any]) -> CallRole:
         tools = body.get("tools")

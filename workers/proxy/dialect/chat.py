@@ -46,7 +46,7 @@ def parse(raw: Any, headers: Mapping[str, str], role: CallRole = CallRole.MAIN) 
     if body.get("top_logprobs"):
         raise InvalidRequest("only the sampled token's log-prob is kept: 0 is supported", field="top_logprobs")
     tools = _tools(body.get("tools"))
-    allowed = _calls_allowed(body.get("tool_choice"))
+    allowed = wire.calls_allowed(body.get("tool_choice"))
     grammar = _grammar(body.get("response_format"))
     if grammar is not None and tools and allowed:
         raise InvalidRequest("cannot be combined with tools", field="response_format")
@@ -94,14 +94,6 @@ def _tools(tools: Any) -> list[Mapping[str, Any]] | None:
             raise InvalidRequest("a tool needs a name", field=f"tools.{i}.function.name")
         result.append(tool)
     return result or None
-
-
-def _calls_allowed(choice: Any) -> bool:
-    if choice in (None, "auto"):
-        return True
-    if choice == "none":
-        return False
-    raise InvalidRequest("the policy decides for itself: only auto and none are supported", field="tool_choice")
 
 
 def _grammar(form: Any) -> Grammar | None:

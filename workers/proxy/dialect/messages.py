@@ -197,10 +197,9 @@ def _tools(tools: Any) -> tuple[list[Mapping[str, Any]] | None, list[str]]:
 def _choice(choice: Any) -> tuple[bool, bool]:
     """Whether tools may be called, and whether one at most."""
     kind = choice.get("type") if isinstance(choice, Mapping) else "auto"
-    if kind not in ("auto", "none"):
-        raise InvalidRequest("the policy decides for itself: only auto and none are supported", field="tool_choice")
+    allowed = wire.calls_allowed(kind or "")
     single = isinstance(choice, Mapping) and choice.get("disable_parallel_tool_use") is True
-    return kind == "auto", single
+    return allowed, single
 
 
 def _grammar(body: Mapping[str, Any]) -> Grammar | None:

@@ -43,7 +43,7 @@ def parse(raw: Any, headers: Mapping[str, str], role: CallRole = CallRole.MAIN) 
     if body.get("top_logprobs"):
         raise InvalidRequest("only the sampled token's log-prob is kept: 0 is supported", field="top_logprobs")
     tools = offered(body.get("tools"))
-    allowed = _calls_allowed(body.get("tool_choice"))
+    allowed = wire.calls_allowed(body.get("tool_choice"))
     grammar = _grammar(body.get("text"))
     if grammar is not None and tools.served and allowed:
         raise InvalidRequest("cannot be combined with tools", field="text.format")
@@ -143,14 +143,6 @@ def _call(item: Mapping[str, Any], kind: str, field: str, tools: Offered) -> dic
         "type": "function",
         "function": {"name": tools.name_of(item.get("namespace"), name), "arguments": arguments},
     }
-
-
-def _calls_allowed(choice: Any) -> bool:
-    if choice in (None, "auto"):
-        return True
-    if choice == "none":
-        return False
-    raise InvalidRequest("the policy decides for itself: only auto and none are supported", field="tool_choice")
 
 
 def _grammar(text: Any) -> Grammar | None:

@@ -164,6 +164,15 @@ def budget_of(body: Mapping[str, Any], *names: str) -> int | None:
     return min(asked, default=None)
 
 
+def calls_allowed(choice: Any) -> bool:
+    """Whether tools may be called. Raises InvalidRequest for a choice that would take it from the policy."""
+    if choice in (None, "auto"):
+        return True
+    if choice == "none":
+        return False
+    raise InvalidRequest("the policy decides for itself: only auto and none are supported", field="tool_choice")
+
+
 def function_tool(name: Any, description: Any, parameters: Any, field: str) -> dict[str, Any]:
     """A tool as chat templates take it."""
     if not isinstance(name, str) or not name:
