@@ -136,21 +136,35 @@ class Executions:
         touched = set[Cell]()
         for _ in range(count):
             key = self.queue.popleft()
-            cell = max(serving, key=lambda one: (one.engine.free / one.engine.slots, one.index))
-            work = self._work(key)
             self.launched += 1
-            self.running[key] = (cell, self.env.now)
-            phase = self.gauge.phase(self._step_of(key[0]))
-            seconds = work.seconds * phase.duration_scale + self._start_seconds()
-            cell.engine.add(self.env.now, key, seconds, work.model_share)
-            touched.add(cell)
-            limit = self.scenario.durations.timeout_seconds
-            if limit is not None:
-                self.deadlines.append((self.env.now + limit, key))
-                if len(self.deadlines) == 1:
-                    self.env.timeout(limit).callbacks.append(self._deadline)
+            if wait := self._start_seconds():
+                self.running[key] = (None, self.env.now)
+                self.env.timeout(wait).callbacks.append(lambda _, key=key: self._started(key))
+            else:
+                touched |= self._start(key, serving)
         for cell in touched:
             self._schedule(cell)
+
+    def _started(self, key: Key) -> None:
+        for cell in self._start(key, self._serving()):
+            self._schedule(cell)
+
+    def _start(self, key: Key, serving: list[Cell]) -> set[Cell]:
+        """A launched execution goes to the emptiest engine; returns that one, or nothing while none serves."""
+        now, work = self.env.now, self._work(key)
+        seconds = work.seconds * self.gauge.phase(self._step_of(key[0])).duration_scale
+        limit = self.scenario.durations.timeout_seconds
+        if limit is not None:
+            self.deadlines.append((now + limit, key))
+            if len(self.deadlines) == 1:
+                self.env.timeout(limit).callbacks.append(self._deadline)
+        if not serving:
+            self.running[key], self.homeless[key] = (None, now), (seconds, work.model_share)
+            return set()
+        cell = max(serving, key=lambda one: (one.engine.free / one.engine.slots, one.index))
+        self.running[key] = (cell, now)
+        cell.engine.add(now, key, seconds, work.model_share)
+        return {cell}
 
     def _start_seconds(self) -> float:
         """Until an execution that is launched now has started: those launched before it start first."""

@@ -250,17 +250,31 @@ def test_without_streaming_cells_claim_or_have_shares() -> None:
 
 
 def test_executions_start_one_after_the_other() -> None:
-    groups = [[Work(10.0, 0.5, 1.0)] * 4] * 4
-    quick, slow = (
-        Simulation(
-            scenario(steps=1, staleness=0.0, engines=Engines(slots=32, slowdown=0.0, launch_seconds=seconds)),
-            variant("async", split=1),
-            Recorded(groups),
-        ).run()
-        for seconds in (0.0, 0.5)
-    )
+    told = scenario(steps=1, staleness=0.0, engines=Engines(slots=32, slowdown=0.0, launch_seconds=0.5))
+    slow = Simulation(told, variant("async", split=1), Recorded([[Work(10.0, 0.5, 1.0)] * 4] * 4)).run()
     # The last of sixteen starts seven and a half seconds after the first, which itself takes half a second.
-    assert slow.steps[0].last_ready_at - quick.steps[0].last_ready_at == pytest.approx(8.0)
+    assert slow.steps[0].last_ready_at == pytest.approx(16 * 0.5 + 10.0)
+
+
+def test_an_execution_takes_a_slot_when_it_starts() -> None:
+    """Sixteen are launched before three of four cells leave; on the eight slots that stay one runs at a time."""
+    told = scenario(steps=1, staleness=0.0, engines=Engines(slots=32, slowdown=0.0, launch_seconds=1.0))
+    groups = [[Work(0.5, 1.0, 1.0)] * 4] * 4
+    outcome = Simulation(told, variant("async", split=3), Recorded(groups)).run()
+    assert outcome.steps[0].last_ready_at == pytest.approx(16 * 1.0 + 0.5)
+    assert outcome.executions == 16
+
+
+def test_the_time_limit_counts_from_the_start() -> None:
+    told = scenario(
+        steps=1,
+        staleness=0.0,
+        engines=Engines(slots=32, slowdown=0.0, launch_seconds=1.0),
+        durations=Durations(mean_seconds=10.0, timeout_seconds=5.0),
+    )
+    outcome = Simulation(told, variant("async", split=1), Recorded([[Work(10.0, 0.5, 1.0)] * 4] * 4)).run()
+    assert outcome.timed_out == 16
+    assert outcome.steps[0].last_ready_at == pytest.approx(16 * 1.0 + 5.0)
 
 
 def test_recorded_groups_come_round_again() -> None:
