@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from temporalio import workflow
 from temporalio.exceptions import ApplicationError
 
-from workflows.books import CellMove, Judgement, PendingMove, Slots
+from workflows.books import CellMove, Judgement, PendingMove
 from workflows.errands import Errands
 from workflows.messages import ids
 from workflows.messages.burst import Purpose
@@ -18,7 +18,7 @@ from workflows.messages.scheduling import EndBurst
 from workflows.messages.transition import Direction, MoveCell
 from workflows.parking import failure_text
 from workflows.policy import registry
-from workflows.policy.component import Component, Plan
+from workflows.policy.component import Plan
 from workflows.policy.dispatch import top_up
 from workflows.policy.safe_mode import MoveOutcome, SafeMode, after_allocation, after_move, after_telemetry
 from workflows.policy.state import Decision, PolicyState, Verdict
@@ -170,8 +170,9 @@ class Allocation(Errands):
     def _share_out(self, plan: Plan) -> None:
         """Processor slots change sides; the harness host takes on the new ones before it gives up the old ones."""
         now = self._slots()
-        units = plan.units if plan.receiver is Component.EVALUATOR else -plan.units
-        self.slots = Slots(harness=now.harness - units, evaluator=now.evaluator + units, change=now.change + 1)
+        by = {plan.receiver.value: plan.units, plan.donor.value: -plan.units}
+        shares = {name: getattr(now, name) + units for name, units in by.items()}
+        self.slots = now.model_copy(update={**shares, "change": now.change + 1})
         self._spawn(self._share_slots(), "share out processor slots")
 
     def _arrived(self, report: CellReport) -> None:

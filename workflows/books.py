@@ -87,7 +87,7 @@ class HandOver(Message):
 
 
 class Slots(Message):
-    """Processor slots as they are shared out; `change` counts."""
+    """Processor slots as they are shared out, by the names of their components; `change` counts."""
 
     harness: int
     evaluator: int

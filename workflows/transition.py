@@ -282,10 +282,14 @@ class RoleTransition:
         """No step leads on or back: reboot the cell, or park it."""
         if not self.spec.may_reboot:
             return TransitionResult.PARKED, reason
-        try:
-            await self._on_cell(steps.REBOOT_CELL, RebootCell(**self._ids(), reason=reason[:500]))
-        except _Superseded:
+        if self.superseded:
             return TransitionResult.SUPERSEDED, "a newer boot of the cell worker"
+        started, step = workflow.time(), steps.REBOOT_CELL
+        try:
+            await self._on_cell(step, RebootCell(**self._ids(), reason=reason[:500]))
+        except _Superseded:  # the next boot is there before the answer
+            self.timings.append(StepTiming(name=step.name.replace("_", "-"), seconds=workflow.time() - started))
+            self.done.append(step.name)
         except _StepFailed as error:
             return TransitionResult.PARKED, f"{reason}; the reboot failed too: {error}"
         return TransitionResult.REBOOTED, reason

@@ -45,6 +45,13 @@ def test_every_component_can_give_and_take_by_a_verb_of_its_row(name: Component)
         assert all(action.verb in WORKER_GROUPS[action.component].steps for action in actions)
 
 
+@pytest.mark.parametrize(("donor", "receiver"), [(ROLLOUT, TRAINING), (TRAINING, ROLLOUT)])
+def test_what_a_plan_says_is_what_a_transition_tells_it_has_done(donor: Component, receiver: Component) -> None:
+    planned = [str(action) for action in actions_of(view(donor), view(receiver), 1)]
+    leave, arrive = WORKER_GROUPS[donor].steps[Verb.SUSPEND], WORKER_GROUPS[receiver].steps[Verb.RESUME]
+    assert list(performed([*leave, *arrive])) == planned == [f"{donor} suspend", f"{receiver} resume"]
+
+
 def test_cells_can_be_rebooted_and_move_state_slots_are_resized() -> None:
     verbs = {name: set(group.steps) for name, group in WORKER_GROUPS.items()}
     assert verbs[ROLLOUT] == verbs[TRAINING] == set(Verb) - {Verb.RESIZE}
