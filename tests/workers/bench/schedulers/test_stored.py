@@ -1,7 +1,9 @@
 """What a comparison leaves behind, also when it is broken off, and what is made of it later."""
 
+import asyncio
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +14,7 @@ from workers.bench.schedulers.compare import PARTS, again
 from workers.bench.schedulers.prediction import planned
 from workers.bench.schedulers.run import Contestant, Ran, Told, sha256_of
 from workers.bench.schedulers.workload import Workload
+from workers.cli.bench_schedulers import bench
 from workflows.messages.errors import InvalidInput, Transient
 
 PART = PARTS["heavy-tailed"]
@@ -78,3 +81,16 @@ async def test_the_report_is_of_the_runs_asked_for(tmp_path: Path) -> None:
 async def test_where_nothing_was_kept_nothing_is_reported(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="no finished run"):
         again(PART, tmp_path / "absent")
+
+
+def test_the_command_reports_from_what_was_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asyncio.run(broken_off(tmp_path))
+    bench("heavy-tailed", from_=tmp_path, json_=True)
+    told = json.loads(capsys.readouterr().out)
+    assert [row["label"] for row in told["rows"]] == ["waterlevel", "async"]
+    bench("heavy-tailed", from_=tmp_path)
+    assert "equal E[d]" in capsys.readouterr().out
+    refused: list[dict[str, Any]] = [{"resume": True}, {"out": tmp_path}, {"split": 2}]
+    for changes in refused:
+        with pytest.raises(InvalidInput, match="have no meaning"):
+            bench("heavy-tailed", from_=tmp_path, **changes)
