@@ -139,6 +139,7 @@ class Books(Parking):
         self.accounts = Accounts(state.spec.run, state.accounts)
         self.cells = CellTable(state.cells, state.core, state.change)
         self.hand_over, self.naming = state.hand_over, False
+        self.cells.core_stays = state.hand_over is not None and state.hand_over.told
         self.burst: BurstSpec | None = state.burst
         self.burst_cancelled = state.burst_cancelled
         self.burst_run, self.refilled = state.burst_run, state.refilled

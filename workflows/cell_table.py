@@ -27,11 +27,14 @@ class CellEntry(Message):
 
 
 class CellTable:
-    """All cells, by index. `core` is the one that holds the optimizer, by the `change`-th hand-over."""
+    """All cells, by index. `core` is the one that holds the optimizer, by the `change`-th hand-over.
+
+    `core_stays`: it is to leave, and nobody can take over: until somebody can, it works on.
+    """
 
     def __init__(self, entries: tuple[CellEntry, ...], core: int = 0, change: int = 0) -> None:
         self.entries = {entry.spec.index: entry for entry in entries}
-        self.core, self.change = core, change
+        self.core, self.change, self.core_stays = core, change, False
 
     def apply(self, report: CellReport, asked: str = "") -> CellEntry | None:
         """Take a report; returns the entry before it, or None when it is of an older boot (or of no cell of this
@@ -99,7 +102,7 @@ class CellTable:
         """`cell` is the core from now on; the one before is a cell like any other."""
         self.entries[self.core] = self.entries[self.core].model_copy(update={"led": True})
         self.entries[cell] = self.entries[cell].model_copy(update={"led": False})
-        self.core, self.change = cell, self.change + 1
+        self.core, self.change, self.core_stays = cell, self.change + 1, False
 
     def in_order(self) -> list[int]:
         """Indices in the order in which cells train: the core, then the others."""
@@ -124,7 +127,11 @@ class CellTable:
         return sum(self.entries[index].spec.slots for index in self._staying(version))
 
     def _staying(self, version: int) -> list[int]:
-        return [index for index in self.serving(version) if self.entries[index].leaves_at is None]
+        return [index for index in self.serving(version) if not self._leaves(index)]
+
+    def _leaves(self, index: int) -> bool:
+        is_kept = self.core_stays and index == self.core
+        return self.entries[index].leaves_at is not None and not is_kept
 
     def views(self, version: int) -> tuple[CellView, ...]:
         """What the policy sees, in the order in which cells train."""
@@ -134,9 +141,9 @@ class CellTable:
                 index=index,
                 role=self.entries[index].role,
                 slots=self.entries[index].spec.slots,
-                trains=self.entries[index].spec.trains and self.entries[index].leaves_at is None,
+                trains=self.entries[index].spec.trains and not self._leaves(index),
                 serving=index in serving,
-                leaving=self.entries[index].leaves_at is not None,
+                leaving=self._leaves(index),
             )
             for index in self.in_order()
         )

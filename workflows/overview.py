@@ -26,7 +26,7 @@ def overview(
     rows = {
         "burst": _joined(burst or "none", f"waiting: {', '.join(waiting)}" if waiting else ""),
         "waterlevel": f"{state.waterlevel} ({running} running, {queued} queued) on {state.capacity} slots",
-        "cells": ", ".join(f"{cell.index} {_role(cell)}" for cell in state.cells),
+        "cells": ", ".join(_cell(cell, state.core) for cell in state.cells),
         "ready groups": _joined(f"{ready}, {state.ready_unassigned} unassigned", _batch(state)),
         "published version": str(version),
         "executions": f"{state.dispatched} dispatched, {state.launched} launched, {state.finished} finished",
@@ -45,6 +45,10 @@ def _batch(state: PolicyState) -> str:
         return ""
     burst, step = state.batch.batch.rsplit("/", 2)[-2:]
     return f"step {step} of {burst} needs {state.batch.needed} more"
+
+
+def _cell(cell: CellView, core: int) -> str:
+    return f"{cell.index} {_role(cell)}{' (core)' if cell.index == core else ''}"
 
 
 def _role(cell: CellView) -> str:

@@ -7,7 +7,8 @@ two cells had accumulated for an open batch is computed again, as after a lost c
 
     reclaimed -> boundary (or deadline) -> the heir takes over -> it is named here, and on record -> the old core leaves
 
-An heir that fails is passed over for a while. With no heir the core stays, past its deadline too, and an alarm says so.
+An heir that fails is passed over for a while. With no heir the core stays, past its deadline too, and an alarm says so;
+from then on it is at boundaries alone that somebody is asked, so that training goes on.
 """
 
 from temporalio import workflow
@@ -41,8 +42,8 @@ class Succession(Allocation):
             return None
         costs = [self.telemetry.migration_seconds(move) for move in (Direction.TAKE_OVER, Direction.RETIRE)]
         latest = (core.leaves_at or now) - sum(costs)
-        if now < latest and not self._at_boundary(core):
-            return max(0.1, latest - now)
+        if (now < latest or over.told) and not self._at_boundary(core):
+            return max(0.1, latest - now) if now < latest else None
         if over.failed and now >= over.again_at:
             over = over.model_copy(update={"failed": ()})
         heirs = [cell for cell in self.cells.heirs() if cell not in over.failed]
@@ -59,10 +60,10 @@ class Succession(Allocation):
         return self.batch is None or self.batch.held or core.role is not CellRole.TRAINING
 
     def _keep(self, core: CellEntry, over: HandOver) -> None:
-        """Nobody can take it now: training goes on with the core there is."""
+        """Nobody can take it now: it works on, as if it had not been reclaimed."""
         if not over.told:
             self._note("alarm", core.spec.index, ("the core stays", "no cell is ready to take it over"))
-        self.hand_over = over.model_copy(update={"told": True})
+        self.hand_over, self.cells.core_stays = over.model_copy(update={"told": True}), True
         self._call_members()
 
     def _ask(self, heir: int, over: HandOver) -> None:

@@ -72,3 +72,57 @@ def test_a_reclaimed_cell_is_seen_as_one_that_leaves():
     assert not cells.views(3)[0].leaving
     cells.reclaim(0, 90.0)
     assert (cells.views(3)[0].leaving, cells.views(3)[0].trains) == (True, False)
+
+
+def fleet(*specs: dict[str, object], core: int = 0) -> CellTable:
+    """Cells that serve, unless said otherwise; `role` and `leaves_at` of the entry, the rest of the spec."""
+    entries = []
+    for index, changes in enumerate(specs):
+        own = {"role": CellRole.ROLLOUT, "leaves_at": None} | changes
+        spec = CellSpec(index=index, **{name: own[name] for name in own if name not in ("role", "leaves_at")})
+        entries.append(CellEntry(spec=spec, role=own["role"], leaves_at=own["leaves_at"], version=3))
+    return CellTable(tuple(entries), core)
+
+
+TRAINS, STARTS = {"role": CellRole.TRAINING}, {"role": CellRole.STARTING}
+
+
+@pytest.mark.parametrize(
+    ("cells", "core", "heirs"),
+    [
+        (({},), 0, ()),
+        (({}, {}, {}), 0, (1, 2)),
+        (({}, {}, {}), 1, (0, 2)),
+        (({}, {}, TRAINS), 0, (2, 1)),
+        (({"stages": 2}, {}, TRAINS, {"stages": 2}), 0, (3, 2, 1)),
+        (({"replicas": 2}, {"replicas": 2, "stages": 2}, {"replicas": 2}), 0, (2, 1)),
+        (({}, {"trains": False}, {"leaves_at": 9.0}, {"role": CellRole.PARKED}, {"role": CellRole.LOST}), 0, ()),
+        (({}, STARTS, {"role": CellRole.TO_TRAINING}, {"role": CellRole.RETIRING}), 0, ()),
+        (({"leaves_at": 9.0, "role": CellRole.LOST}, {}), 0, (1,)),
+    ],
+)
+def test_who_may_take_over_the_core(cells, core, heirs):
+    """A trainer that stays: one of its layout first, then one that trains already, then by index."""
+    assert fleet(*cells, core=core).heirs() == heirs
+
+
+def test_who_may_take_over_later():
+    cells = fleet({}, STARTS, {"role": CellRole.TO_ROLLOUT}, {"role": CellRole.PARKED}, {"trains": False} | STARTS)
+    assert cells.heirs(settled=False) == (1, 2)
+
+
+def test_whoever_is_named_comes_first():
+    cells = fleet({"leaves_at": 9.0} | TRAINS, {}, {})
+    cells.name_core(2)
+    assert [view.index for view in cells.views(3)] == [2, 0, 1]
+    assert (cells.core, cells.change, cells.entries[0].led, cells.entries[2].led) == (2, 1, True, False)
+    assert (cells.member(1).core, cells.member(1).change) == (2, 1)
+
+
+def test_a_core_that_nobody_follows_works_on():
+    cells = fleet({"leaves_at": 9.0, "slots": 4}, {"slots": 4})
+    assert (cells.capacity(3), cells.views(3)[0].trains, cells.views(3)[0].leaving) == (4, False, True)
+    cells.core_stays = True
+    assert (cells.capacity(3), cells.views(3)[0].trains, cells.views(3)[0].leaving) == (8, True, False)
+    cells.name_core(1)
+    assert cells.capacity(3) == 4

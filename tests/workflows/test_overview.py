@@ -29,7 +29,7 @@ def test_it_says_how_the_run_stands():
     assert rows(text) == {
         "burst": "first; waiting: second, third",
         "waterlevel": "10 (6 running, 4 queued) on 4 slots",
-        "cells": "0 training, 1 to training, 2 rollout, 3 loading",
+        "cells": "0 training (core), 1 to training, 2 rollout, 3 loading",
         "ready groups": "2, 1 unassigned; step 1 of first needs 3 more",
         "published version": "7",
         "executions": "20 dispatched, 16 launched, 10 finished",
