@@ -14,6 +14,8 @@ from workflows.policy.registry import POLICIES
 
 pytestmark = pytest.mark.timeout(400)
 
+UNSWEPT = {"sweep_seconds": 10_000.0}
+"""Nobody looks again later: whatever the Scheduler waits for has to wake it."""
 EAGER = {"low_seconds": 0, "settle_seconds": 0, "least_windows": 1, "sample_seconds": 0.3, "horizon_iterations": 20}
 
 
@@ -24,7 +26,7 @@ def departures(world: FakeWorld, direction: Direction) -> Counter[int]:
 @pytest.mark.parametrize("name", sorted(POLICIES))
 async def test_a_campaign_under_every_policy(make_world, name: str):
     """Counters are exact, every batch trains its groups once, and whoever left is back at the end."""
-    world = await make_world((4, 4, 4))
+    world = await make_world((4, 4, 4), **UNSWEPT)
     policy = {"name": name, "hold_seconds": 0, "split": 2, "throughput": EAGER}
     async with watching(world) as seen:
         reports = await world.run_campaign(bursts=2, steps=2, staleness=1.0, policy=policy)
@@ -104,12 +106,13 @@ def starved(world: FakeWorld) -> list[Any]:
     return [entry for entry in world.noted("return") if entry.reasons[0] == "starved"]
 
 
-async def test_replaced_executions_get_an_engine_back_when_every_cell_trains(world: FakeWorld):
+async def test_replaced_executions_get_an_engine_back_when_every_cell_trains(make_world):
     """Starvation: all executions are over, both cells train; then a group without signal is replaced.
 
     So it has to be the last group that is over, and it is judged when the cells are at work on all others: in any other
     order they would have a group left to train on, and nobody would starve.
     """
+    world = await make_world(**UNSWEPT)
     world.reward = lambda spec: 1.0 if spec.group == 2 else float(spec.member)
     world.may_finish = lambda cell: False
     world.harness_seconds = lambda spec: 1000.0 if spec.group == 2 and len(world.admitted) < 2 else 0.0

@@ -73,8 +73,9 @@ class FakeWorld(ControlSteps):
         self.serving.append(asyncio.create_task(worker.run()))
         return worker
 
-    async def start_run(self, sweep_seconds: float = 1.0) -> None:
-        spec = RunSpec(run=self.run, cells=self.specs, weights=FIRST, sweep_seconds=sweep_seconds, **self.run_settings)
+    async def start_run(self) -> None:
+        settings = {"sweep_seconds": 1.0, **self.run_settings}
+        spec = RunSpec(run=self.run, cells=self.specs, weights=FIRST, **settings)
         state = SchedulerState(spec=spec, weights=FIRST, cells=tuple(CellEntry(spec=cell) for cell in self.specs))
         queue = ids.WORKFLOW_QUEUE
         await self.client.start_workflow(Scheduler.run, state, id=ids.scheduler_id(self.run), task_queue=queue)
