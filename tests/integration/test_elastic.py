@@ -50,8 +50,8 @@ async def test_a_cell_joins_and_another_leaves_in_mid_burst(run: Run, capsys: py
     assert "cell 2 joins" in await cells.offer(manifest)
     await present(run, 0, 1, 2)
     await run.until(lambda state: any(cell.index == 2 and cell.serving for cell in state.cells), "cell 2 serves")
-    with pytest.raises(InvalidInput, match="cell: 0 is the core"):
-        await cells.reclaim(manifest, 0, 20)
+    with pytest.raises(InvalidInput, match="cell: the run has no cell 7"):
+        await cells.reclaim(manifest, 7, 20)
     assert await cells.reclaim(manifest, 1, 20, wait=True) == "cell 1 has left the run"
     assert [cell.index for cell in (await run.policy()).cells] == [0, 2]
     await present(run, 0, 2)
