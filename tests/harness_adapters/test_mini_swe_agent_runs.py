@@ -135,7 +135,7 @@ def start(tmp_path, client, server):
 
 def run(tmp_path, client, server):
     context, process = start(tmp_path, client, server)
-    output, _ = process.communicate(timeout=120)
+    output, _ = process.communicate(timeout=300)
     return context, MiniSweAgent().outcome(context, process.returncode), output.decode()
 
 
@@ -203,7 +203,7 @@ def test_a_refused_token_is_a_crash(tmp_path, client, endpoint):
 def test_a_killed_harness_is_a_crash(tmp_path, client, endpoint, script):
     server = endpoint(script)
     context, process = start(tmp_path, client, server)
-    assert server.stalled.wait(60)
+    assert server.stalled.wait(300)
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
     outcome = MiniSweAgent().outcome(context, process.returncode)

@@ -6,12 +6,15 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from temporalio.client import Client
+from temporalio.client import Client, WorkflowHandle
 
 from workers.supervisor import LocalStack
 from workflows.messages import ids
 from workflows.messages.burst import BurstSpec
 from workflows.policy.state import PolicyState
+
+WAIT_SECONDS = 300.0
+"""Until something that has to happen counts as not happening, on however busy a machine."""
 
 
 class Run:
@@ -36,7 +39,7 @@ class Run:
         return await handle.query("policy_state", result_type=PolicyState)
 
     async def until(
-        self, condition: Callable[[PolicyState], bool | Awaitable[bool]], what: str, *, seconds: float = 120
+        self, condition: Callable[[PolicyState], bool | Awaitable[bool]], what: str, *, seconds: float = WAIT_SECONDS
     ) -> PolicyState:
         """Wait for a state of the run, as the policy sees it."""
         deadline = time.monotonic() + seconds
@@ -55,6 +58,25 @@ class Run:
             if time.monotonic() > deadline:
                 pytest.fail(f"not within {seconds:g} s: {what}; last seen {state}")
             await asyncio.sleep(0.2)
+
+    async def caught(
+        self, handle: WorkflowHandle[Any, Any], condition: Callable[[PolicyState], bool | Awaitable[bool]]
+    ) -> bool:
+        """Wait for a state of the run while a burst goes on. False if that burst was over before anybody saw it."""
+        over, seen = asyncio.ensure_future(handle.result()), False
+
+        async def seen_or_over(state: PolicyState) -> bool:
+            nonlocal seen
+            found = condition(state)
+            seen = found if isinstance(found, bool) else await found
+            return seen or over.done()
+
+        try:
+            await self.until(seen_or_over, "a state within a burst, or its end")
+            return seen
+        finally:
+            over.cancel()
+            await asyncio.gather(over, return_exceptions=True)
 
     async def rested(self) -> PolicyState:
         """All cells serve and nothing runs."""

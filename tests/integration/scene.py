@@ -16,6 +16,8 @@ from workflows.messages.burst import BurstSpec, Limits, PolicySettings, Purpose,
 from workflows.messages.fleet import CellSpec
 
 CONTEXT = 2048
+LIMIT_SECONDS = 240
+"""Of an agent and of its tests: none comes near it, however busy the machine."""
 SUBMIT = "$ echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 
 
@@ -60,7 +62,7 @@ def write_tasks(folder: Path, count: int = 6) -> Path:
             (task / "environment" / "README").write_text(f"task {index}\n")
             (task / "instruction.md").write_text(f"Write hello to out.txt. This is task {index}.\n")
             (task / "task.toml").write_text(
-                'version = "1.0"\n[agent]\ntimeout_sec = 60\n[verifier]\ntimeout_sec = 20\n'
+                f'version = "1.0"\n[agent]\ntimeout_sec = {LIMIT_SECONDS}\n[verifier]\ntimeout_sec = {LIMIT_SECONDS}\n'
             )
             test = task / "tests" / "test.sh"
             test.write_text(
@@ -110,7 +112,7 @@ def burst(run: str, name: str = "first", **changes: object) -> BurstSpec:
         executions_per_group=4,
         steps=2,
         sampling=Sampling(max_call_tokens=64),
-        limits=Limits(wall_seconds=60),
+        limits=Limits(wall_seconds=LIMIT_SECONDS, evaluator_seconds=LIMIT_SECONDS),
         policy=PolicySettings(hold_seconds=0.5),
         training=Training(token_budget=256),
     )

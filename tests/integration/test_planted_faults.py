@@ -28,7 +28,7 @@ from workflows.messages.fleet import CellSpec
 EAGER = PolicySettings(hold_seconds=0.0, supply_fraction=0.3)
 BURSTS = ("first", "second", "third", "fourth", "fifth", "sixth")
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from workers.supervisor import LocalStack
 from workers.supervisor.run_folder import open_manifest
 from workflows.messages.errors import InvalidInput
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 async def test_a_burst_on_postgresql_is_clean_under_audit(tmp_path: Path, postgresql) -> None:

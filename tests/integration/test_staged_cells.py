@@ -16,7 +16,7 @@ from workers.cell.training.replay import recorded, replay
 from workers.supervisor import LocalStack
 from workflows.messages.burst import PolicySettings, Training
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.asyncio(loop_scope="module")]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

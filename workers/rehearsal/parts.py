@@ -16,6 +16,10 @@ INSTRUCTION = "Write the word hello into out.txt in this repository, then stop."
 ERRAND = "ERRAND: write the file, then report."
 _WRITE, _LOOK, _DONE = "echo hello > out.txt", "cat out.txt", "The file out.txt says hello now, and that is all."
 _SUMMARY = "SO FAR: out.txt has been written, nothing is left to do."
+_PATIENCE_MS = 30_000
+"""How long codex waits for a command before it gives the policy what there is; the most that it takes."""
+_WAIT_MS = 200_000
+"""How long codex waits for a sub-agent, also on a busy machine."""
 _WORDS = "I shall go about this one step at a time, and this is the step that comes next: "
 
 
@@ -40,7 +44,7 @@ def call(tool: str, **arguments: Any) -> str:
 
 _SHELLS: dict[str, Callable[[str], str]] = {
     "pi": lambda command: call("bash", command=command),
-    "codex": lambda command: call("exec_command", cmd=command),
+    "codex": lambda command: call("exec_command", cmd=command, yield_time_ms=_PATIENCE_MS),
     "claude-code": lambda command: call("Bash", command=command, description="a step of the task"),
     "qwen-code": lambda command: call("run_shell_command", command=command, is_background=False),
     "mini-swe-agent": lambda command: f"$ {command}",
@@ -78,7 +82,7 @@ def _parts() -> dict[str, dict[str, Part]]:
     parts["claude-code"]["errand"] = _errand(
         _SHELLS["claude-code"], ({"replies": [sub, _DONE]},), ("main", "sub-agent", "sub-agent", "main")
     )
-    wait = call("wait_agent", targets=["{{agent}}"], timeout_ms=60000)
+    wait = call("wait_agent", targets=["{{agent}}"], timeout_ms=_WAIT_MS)
     main = (
         {"last": '"agent_id": ?"(?P<agent>[^"]+)"', "replies": [wait]},
         {"replies": [call("spawn_agent", message=ERRAND), _DONE, _DONE]},
