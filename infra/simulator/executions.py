@@ -259,7 +259,8 @@ class Executions:
         self.queries += 1
         self.query_seconds += group.longest
         self.long_queries += group.longest >= LONG_SECONDS
-        if wait := self.scenario.training.admission_seconds:
+        told = self.scenario
+        if wait := max(told.training.admission_seconds, told.engines.backlog_seconds - self.env.now):
             self.env.timeout(wait).callbacks.append(lambda _: self._admitted(key[0]))
         else:
             self._ready(key[0])

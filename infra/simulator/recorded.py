@@ -80,6 +80,7 @@ def read_run(engine: Engine, fleet: Fleet) -> RecordedRun:
             standalone_slots=sum(cell.slots for cell in fleet.cells if not cell.trains),
             slowdown=0.0,
             launch_seconds=launching,
+            backlog_seconds=_backlog(members, trained.admitted, slots),
         ),
         training=TrainingModel(
             step_seconds=max(1e-6, mean_training * per_step / cells),
@@ -190,6 +191,15 @@ def _launch_seconds(members: dict[tuple[float, str, int], list[_Member]], slots:
     """Seconds from one start to the next while the first burst fills the empty slots."""
     wave = _starts(members)[0][:slots]
     return (wave[-1] - wave[0]) / (len(wave) - 1) if len(wave) > 1 else 0.0
+
+
+def _backlog(members: dict[tuple[float, str, int], list[_Member]], admitted: dict[str, float], slots: int) -> float:
+    """Until when, from the first launch, the control plane did nothing but launch: to the first admission of all, if
+    groups had ended while empty slots were filled, and none was admitted before that was over."""
+    wave = _starts(members)[0][:slots]
+    ended = (max(start + model + tool for model, tool, start in group) for group in members.values() if group)
+    first = min(admitted.values(), default=0.0)
+    return first - wave[0] if min(ended) < wave[-1] < first else 0.0
 
 
 def _starts(members: dict[tuple[float, str, int], list[_Member]]) -> list[list[float]]:

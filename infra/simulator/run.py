@@ -178,6 +178,9 @@ class Simulation(Executions):
         return (batch.needed if batch else 0) + max(0, later) * self.scenario.groups_per_step
 
     def _decide(self) -> None:
+        if self.env.now < self.scenario.engines.backlog_seconds:
+            self._recheck(self.scenario.engines.backlog_seconds - self.env.now)
+            return
         state = self._state()
         decision, self.memory = registry.decide(self.variant.policy, state, self.memory)
         self.gauge.taken()

@@ -36,14 +36,16 @@ class Durations(Message):
 class Engines(Message):
     """Rollout. `slowdown`: how much slower the model is on a full engine; beyond its slots requests take turns.
 
-    `harness_slots` and `evaluator_slots` (None: as many as needed) are processor slots: `throughput` may move them to
-    each other when both are given.
+    `backlog_seconds`: how long the first launches keep a control plane from anything else. `harness_slots` and
+    `evaluator_slots` (None: as many as needed) are processor slots: `throughput` may move them to each other when both
+    are given.
     """
 
     slots: int = Field(default=64, ge=1, description="execution slots of the whole pool")
     standalone_slots: int = Field(default=0, ge=0, description="of engines that never train")
     slowdown: float = Field(default=0.5, ge=0)
     launch_seconds: float = Field(default=0.0, ge=0, description="starting an execution; one after the other")
+    backlog_seconds: float = Field(default=0.0, ge=0, description="until then no group is ready and no cell moves")
     evaluation_seconds: float = Field(default=0.0, ge=0, description="scoring an execution, after its harness")
     harness_slots: int | None = Field(default=None, ge=1, description="harnesses at once")
     evaluator_slots: int | None = Field(default=None, ge=1, description="evaluations at once")

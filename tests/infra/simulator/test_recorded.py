@@ -173,6 +173,22 @@ def test_starting_executions_takes_what_the_first_wave_took(recorded: Engine) ->
     assert run.scenario.training.micro_steps_per_group == 1
 
 
+@pytest.mark.parametrize(("first", "backlog"), [(20.0, 19.5), (3.0, 0.0)])
+def test_a_control_plane_that_only_launched_is_behind_until_the_first_admission(
+    recorded: Engine, first: float, backlog: float
+) -> None:
+    """Six slots are filled within 2.5 s, the first group has ended in that time: it is admitted at once, or late."""
+    with recorded.begin() as connection:
+        table = schema.executions
+        early = (table.c.burst == "a") & (table.c.group_index == 0)
+        connection.execute(table.update().where(early).values(ended_at=START + 2.0))
+        for group in range(2):
+            values = {"run": "r", "burst": "a", "admitted_version": 0, "valid": 2, "members": []}
+            values |= {"group_id": f"a/{group:04d}", "group_index": group, "sequence": group}
+            connection.execute(insert(schema.groups).values(values | {"admitted_at": START + first + group}))
+    assert read_run(recorded, FLEET).scenario.engines.backlog_seconds == pytest.approx(backlog)
+
+
 def test_groups_weigh_what_they_trained(recorded: Engine) -> None:
     with recorded.begin() as connection:
         table = schema.claims

@@ -54,7 +54,7 @@ def test_claims_and_the_first_of_a_batch_take_their_time() -> None:
     assert committed_at([group()], cells=2, claim_seconds=0.5, pickup_seconds=3.0) == pytest.approx(3 + 2 * 10.5 + 1)
 
 
-def recorded_run(training: TrainingModel, **changes: float) -> float:
+def recorded_run(training: TrainingModel, *, backlog_seconds: float = 0.0, **changes: float) -> float:
     """Two bursts of two steps of one group of two executions of 10 s; a step trains 4 s on the core."""
     scenario = Scenario(
         cells=2,
@@ -65,7 +65,7 @@ def recorded_run(training: TrainingModel, **changes: float) -> float:
         staleness=0.5,
         hold_seconds=0.0,
         durations=Durations(mean_seconds=10.0),
-        engines=Engines(slots=16, slowdown=0.0),
+        engines=Engines(slots=16, slowdown=0.0, backlog_seconds=backlog_seconds),
         training=training,
         transitions=Transitions(to_training_seconds=0.0, to_rollout_seconds=0.0, reroute_seconds=0.0, **changes),
     )
@@ -86,3 +86,5 @@ def test_what_the_control_plane_adds_is_added_where_it_happens() -> None:
     assert recorded_run(plain, boundary_seconds=3.0) == pytest.approx(alone + 3.0)
     assert recorded_run(plain, first_batch_seconds=11.0) == pytest.approx(alone + 2 * 1.0)
     assert recorded_run(plain, join_seconds=11.0) == pytest.approx(alone + 1.0)
+    # Until the backlog is cleared no group is ready, whoever has ended; the second burst has none.
+    assert recorded_run(plain, backlog_seconds=13.0) == pytest.approx(alone + 3.0)
