@@ -1,7 +1,7 @@
 """A stack that grows by a cell and gives one back in mid-burst; real processes, paced engines and trainers."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -10,8 +10,9 @@ from sqlalchemy import select
 
 from infra.audit import audit_run
 from infra.records.schema import executions, ledger, segments, transitions
+from infra.settings.fleet import PacedTrainer
 from infra.settings.run import load_run
-from tests.integration.conftest import Run
+from tests.integration.conftest import WAIT_SECONDS, Run
 from tests.integration.scene import burst, paced_fleet
 from workers.cli import cells
 from workers.cli.ledger import ledger as ledger_shown
@@ -22,13 +23,17 @@ from workflows.messages.errors import InvalidInput
 from workflows.messages.fleet import Elasticity
 from workflows.messages.policies import PolicySettings, ThroughputSettings
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200), pytest.mark.asyncio(loop_scope="module")]
+
+BURSTS = 4
+Look = Callable[[Run], Awaitable[bool]]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def run(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Run]:
     folder = tmp_path_factory.mktemp("elastic")
-    fleet = paced_fleet(folder, run="elastic", cells=2).model_copy(update={"trainer": "paced"})
+    paced = {"trainer": "paced", "paced_trainer": PacedTrainer(tokens_per_second=500)}
+    fleet = paced_fleet(folder, run="elastic", cells=2).model_copy(update=paced)
     async with LocalStack(fleet, folder / "run") as stack:
         await stack.ready(timeout_seconds=300)
         yield Run(stack)
@@ -37,7 +42,7 @@ async def run(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Run]:
 async def present(run: Run, *indices: int) -> None:
     """Wait until the stack runs workers for exactly these cells."""
     wanted = {ids.engine_id(index) for index in indices}
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(WAIT_SECONDS):
         while {name for name, pid in run.stack.processes().items() if name.startswith("cell-") and pid} != wanted:
             await asyncio.sleep(0.3)
 
@@ -57,13 +62,13 @@ async def test_a_cell_joins_and_another_leaves_in_mid_burst(run: Run, capsys: py
     await present(run, 0, 2)
     report = await handle.result()
     assert (report["version"], len(report["steps"])) == (3, 3)
-    await other_policies(run)
+    more = await other_policies(run)
     elastic = await scheduler.query("elasticity", result_type=Elasticity)
     assert [cell.index for cell in elastic.cells] == [0, 2]
     assert elastic.costs["retire"].count == 1
     with run.stack.records.connect() as connection:
         rows = connection.execute(select(executions.c.outcome, executions.c.closed_at)).all()
-        assert len(rows) == 24 + 8 + 8
+        assert len(rows) == 24 + 8 * more
         assert all(row.outcome == "scored" and row.closed_at is not None for row in rows)
         retired = connection.execute(select(transitions).where(transitions.c.direction == "retire")).all()
         assert [(row.cell, row.result) for row in retired] == [(1, "done")]
@@ -84,18 +89,31 @@ async def test_a_cell_joins_and_another_leaves_in_mid_burst(run: Run, capsys: py
 async def looked_at(run: Run) -> bool:
     """Whether the Scheduler knows how busy its training cells are."""
     sample = (await run.scheduler())["telemetry"]["sample"]
-    return sample is not None and set(sample["training"]) == {"0"}
+    return sample is not None and "0" in sample["training"]
 
 
-async def other_policies(run: Run) -> None:
-    """The fleet that is left carries on, under whatever policy."""
+async def other_policies(run: Run) -> int:
+    """The fleet that is left carries on, under whatever policy; how many bursts that took.
+
+    A sample is kept only while its burst goes on, so that it is seen is a matter of luck: as many bursts as it takes.
+    """
     sampled = PolicySettings(name="throughput", throughput=ThroughputSettings(sample_seconds=0.5))
     whole = PolicySettings(name="colocate", streaming=False)
-    for number, policy in enumerate((sampled, whole)):
-        await run.rested()
-        handle = await run.start(burst("elastic", policy.name, steps=1, policy=policy))
-        if policy is sampled:
-            await run.until(lambda state: looked_at(run), "the pipeline is looked at")
-        report = await handle.result()
-        assert report["version"] == 4 + number
+    done, seen = 0, False
+    while not seen:
+        assert done < BURSTS, f"the pipeline was not looked at in {BURSTS} bursts"
+        seen = await one_step(run, sampled, done, looked_at)
+        done += 1
+    await one_step(run, whole, done)
+    return done + 1
+
+
+async def one_step(run: Run, policy: PolicySettings, number: int, look: Look | None = None) -> bool:
+    """A burst of one step from a fleet at rest to a fleet at rest; whether what `look` is for was seen in it."""
     await run.rested()
+    handle = await run.start(burst("elastic", f"{policy.name}-{number}", steps=1, policy=policy))
+    seen = look is not None and await run.caught(handle, lambda _: look(run))
+    report = await handle.result()
+    assert report["version"] == 4 + number
+    await run.rested()
+    return seen
