@@ -93,8 +93,8 @@ def show(result: dict[str, Any], console: Console) -> None:
         )
     console.print(table)
     for row in result["rows"]:
-        if row["note"]:
-            console.print(f"{row['name']}: {row['note']}")
+        for word in filter(None, (row["note"], row["remark"])):
+            console.print(f"{row['name']}: {word}", markup=False)
     for bar in result["bars"]:
         verdict = {True: "met", False: "MISSED", None: "no verdict"}[bar["met"]]
         console.print(f"{verdict}: {bar['name']} {bar['value']} ({bar['bar']})", highlight=False, markup=False)

@@ -1,5 +1,6 @@
 """The parts of the comparison: who runs what, against whom, and what must come of it."""
 
+import functools
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -200,20 +201,31 @@ def recorded(place: Path) -> RecordedRun:
         engine.dispose()
 
 
+def remark_of(run: RecordedRun) -> str:
+    """What a reader should know of a run and no verdict follows from."""
+    backlog = run.scenario.engines.backlog_seconds
+    return f"nothing but launches in the first {backlog:.0f} s: the control plane was behind" if backlog else ""
+
+
 def summary(part: Part, folder: Path, measured: Sequence[Measured]) -> dict[str, Any]:
     """Rows, bars and what they were made with. Predictions are made from the subject's run of the same seed."""
     predicted: dict[tuple[str, str, int], float] = {}
-    for one in measured if part.predicted else ():
-        place = _place(folder, one.workload, part.subject, one.seed)
+    remarks: dict[tuple[str, str, int], str] = {}
+    read = functools.cache(recorded)
+    for one in measured:
+        place = _place(folder, one.workload, one.label, one.seed)
         if (place / RESULT).is_file():
+            remarks[key_of(one)] = remark_of(read(place))
+        place = _place(folder, one.workload, part.subject, one.seed)
+        if part.predicted and (place / RESULT).is_file():
             subject = Measured.model_validate_json((place / RESULT).read_text())
             if subject.workload_sha256 != one.workload_sha256:
                 continue  # from before, of another workload
             policy = part.policies[one.label].model_copy(update={"split": one.split})
-            reference = recorded(place)
+            reference = read(place)
             opening = subject.seconds - reference.seconds  # from the campaign's start to its first execution
             predicted[key_of(one)] = opening + predicted_seconds(reference, policy)
-    rows = rows_of(measured, predicted, part.subject)
+    rows = rows_of(measured, predicted, part.subject, remarks)
     bars = bars_of(rows, part.subject, part.least)
     if part.most_moves is not None:
         bars += move_bars(rows, part.subject, part.most_moves)

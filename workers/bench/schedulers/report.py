@@ -1,7 +1,8 @@
 """What a comparison says: a row for every run, ratios against the policy under test, and the bars."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
+from types import MappingProxyType
 
 from workers.bench.schedulers.run import Measured
 from workflows.messages.base import Message
@@ -12,7 +13,8 @@ BUSY_SHARE = 0.8
 
 
 class Row(Message):
-    """One run. `ratio`: its time over that of the policy under test, same executions; `error`: of the prediction."""
+    """One run. `ratio`: its time over that of the policy under test, same executions; `error`: of the prediction;
+    `note`: why it decides nothing; `remark`: what else a reader should know."""
 
     name: str
     workload: str
@@ -29,6 +31,7 @@ class Row(Message):
     planned_moves: tuple[int, ...]
     busy_share: float
     note: str = ""
+    remark: str = ""
 
 
 class Bar(Message):
@@ -44,13 +47,21 @@ def key_of(one: Measured) -> tuple[str, str, int]:
     return one.workload, one.label, one.seed
 
 
-def rows_of(measured: Sequence[Measured], predicted: dict[tuple[str, str, int], float], subject: str) -> list[Row]:
-    """A row for every run, in their order. `predicted`: seconds by `key_of`."""
+def rows_of(
+    measured: Sequence[Measured],
+    predicted: dict[tuple[str, str, int], float],
+    subject: str,
+    remarks: Mapping[tuple[str, str, int], str] = MappingProxyType({}),
+) -> list[Row]:
+    """A row for every run, in their order. `predicted`: seconds by `key_of`, as `remarks`."""
     subjects = {(one.workload, one.seed): one.seconds for one in measured if one.label == subject}
-    return [_row(one, predicted.get(key_of(one)), subjects.get((one.workload, one.seed))) for one in measured]
+    return [
+        _row(one, predicted.get(key_of(one)), subjects.get((one.workload, one.seed)), remarks.get(key_of(one), ""))
+        for one in measured
+    ]
 
 
-def _row(one: Measured, simulated: float | None, subject: float | None) -> Row:
+def _row(one: Measured, simulated: float | None, subject: float | None, remark: str) -> Row:
     return Row(
         name=f"{one.workload}, seed {one.seed}: {one.label}",
         workload=one.workload,
@@ -67,6 +78,7 @@ def _row(one: Measured, simulated: float | None, subject: float | None) -> Row:
         planned_moves=one.planned_moves,
         busy_share=one.busy_share,
         note=_note(one),
+        remark=remark,
     )
 
 

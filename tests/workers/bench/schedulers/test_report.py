@@ -41,6 +41,13 @@ def test_ratios_are_of_the_same_seed_and_errors_of_what_was_measured() -> None:
     assert [row.error for row in rows] == [None, pytest.approx(-0.1), None, None]
 
 
+def test_a_remark_takes_no_verdict_away() -> None:
+    runs = [measured("a", 10), measured("b", 14)]
+    rows = rows_of(runs, {}, "a", {key_of(runs[1]): "slow start"})
+    assert [row.remark for row in rows] == ["", "slow start"]
+    assert bars_of(rows, "a", {"b": 1.3})[0].met is True
+
+
 def test_a_bar_needs_every_seed() -> None:
     runs = [measured("a", 10), measured("b", 14), measured("a", 20, 1), measured("b", 25, 1)]
     found = {bar.name: bar for bar in bars_of(rows_of(runs, {}, "a"), "a", {"b": 1.3})}

@@ -83,6 +83,14 @@ async def test_where_nothing_was_kept_nothing_is_reported(tmp_path: Path) -> Non
         again(PART, tmp_path / "absent")
 
 
+def test_a_control_plane_that_was_behind_is_remarked() -> None:
+    scenario, works = planned(compare._workloads(PART, [0])[0])
+    engines = scenario.engines.model_copy(update={"backlog_seconds": 87.0})
+    behind = RecordedRun(scenario.model_copy(update={"engines": engines}), works, 98.0, 12)
+    assert "first 87 s" in compare.remark_of(behind)
+    assert compare.remark_of(RecordedRun(scenario, works, 98.0, 12)) == ""
+
+
 def test_the_command_reports_from_what_was_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     asyncio.run(broken_off(tmp_path))
     bench("heavy-tailed", from_=tmp_path, json_=True)
