@@ -98,3 +98,24 @@ async def test_an_operator_freezes_and_releases(world: FakeWorld):
     assert {entry.cell for entry in world.noted("move")} == {0}
     await world.scheduler.execute_update("leave_safe_mode", "done")
     await world.eventually(lambda: [entry.reasons[0] for entry in world.noted("safe_mode")] == ["entered", "left"])
+
+
+async def test_a_cell_that_was_on_its_way_when_it_was_frozen_goes_back_between_batches(world: FakeWorld):
+    """The last valid allocation had the core alone in training; the next batch opens with that one."""
+    frozen: list[str] = []
+    world.may_finish = lambda cell: False
+    world.faults.add("restore_training", when=lambda request: request.cell == 1, until=lambda: frozen)
+    back = lambda: [entry for entry in world.noted("return") if entry.cell == 1]  # noqa: E731
+    world.faults.add("record_batch_opened", times=None, when=lambda opened: opened.step == 1, until=back)
+    policy = {"hold_seconds": 0, "supply_fraction": 0}
+    burst = await world.start_burst(groups_per_step=4, steps=2, policy=policy)
+    await world.until(lambda state: state.cells[1].role is CellRole.TO_TRAINING)
+    await world.scheduler.execute_update("enter_safe_mode", "a look at the switch")
+    frozen.append("now")
+    await world.until(lambda state: state.cells[1].role is CellRole.TRAINING)
+    world.may_finish = lambda cell: True
+    assert (await burst.result()).version == 2
+    await world.whole_ledger()
+    assert back()[0].reasons[0] == "split"
+    assert "safe mode" in back()[0].reasons[1]
+    assert back()[0].state["batch"] is None

@@ -55,7 +55,7 @@ def ledger(
     run_dir
         The same, by name.
     kind
-        Only entries of this kind, such as move, refuse, stay, return, outcome, dispatch, publish, safe_mode or alarm.
+        Only entries of this kind, such as move, refuse, stay, return, outcome, publish, reboot, safe_mode or alarm.
     policy
         Only decisions of this policy.
     cell
