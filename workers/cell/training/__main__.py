@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from workers.cell.training.settings import ActorSettings
 
 PR_SET_PDEATHSIG = 1
+LAST_REPLY_SECONDS = 1
+"""How long a request that runs when this process is told to end may take: what it computes ends with the process."""
 
 
 def die_with_parent(parent: int) -> None:
@@ -70,7 +72,14 @@ def main() -> None:
         code_version=code_version(),
     )
     server = ActorServer(_actor(settings, options), key)
-    uvicorn.run(server.application(), host="127.0.0.1", port=options.port, log_level="warning", access_log=False)
+    uvicorn.run(
+        server.application(),
+        host="127.0.0.1",
+        port=options.port,
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=LAST_REPLY_SECONDS,
+    )
 
 
 def _actor(settings: "ActorSettings", options: argparse.Namespace) -> "TrainingActor | PacedActor":

@@ -136,22 +136,13 @@ class TrainingActor(CellActor):
     def seal(self, request: m.BatchRequest) -> m.SealReply:
         self._flow.settle()
         self._books.seal(request.batch)
-        accumulated = self._books.accumulated
         manifest = None
-        if accumulated:
+        if self._books.count:
             buffer = self._buffer()
             buffer.complete()
             manifest = buffer.manifest(self._books.version, self.settings.boot_epoch)
-        return m.SealReply(
-            batch=request.batch,
-            cell=self.settings.cell,
-            boot_epoch=self.settings.boot_epoch,
-            version=self._books.version,
-            accumulated=accumulated,
-            metrics=self._books.metrics,
-            manifest=manifest,
-            meeting=self._groups.meeting if self._updates is not None and self.settings.combine == "groups" else "",
-        )
+        meets = self._updates is not None and self.settings.combine == "groups"
+        return self._seal_reply(request.batch, manifest, self._groups.meeting if meets else "")
 
     def contribute(self, request: m.Contribute) -> m.BatchReply:
         """Take part in the core's `combine` by a prefix group; raises TransferFailed if the group breaks."""

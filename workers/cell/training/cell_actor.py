@@ -17,6 +17,7 @@ from workers.cell.training.settings import ActorSettings
 from workflows.messages import training as m
 from workflows.messages.errors import Fenced, InvalidInput, StillHeld
 from workflows.messages.group import MicroStep
+from workflows.messages.transfer import BufferManifest
 
 
 class CellActor(ABC):
@@ -168,6 +169,19 @@ class CellActor(ABC):
     def _require_no_batch(self) -> None:
         if self._books.phase is not m.BatchPhase.CLOSED:
             raise StillHeld(f"{self._books.batch} is {self._books.phase}: commit or discard it first")
+
+    def _seal_reply(self, batch: str, manifest: BufferManifest | None, meeting: str = "") -> m.SealReply:
+        """What the books say of the sum; `manifest`: where to read it, if there is one."""
+        return m.SealReply(
+            batch=batch,
+            cell=self.settings.cell,
+            boot_epoch=self.settings.boot_epoch,
+            version=self._books.version,
+            accumulated=self._books.accumulated,
+            metrics=self._books.metrics,
+            manifest=manifest,
+            meeting=meeting,
+        )
 
     def _batch_reply(self, batch: str) -> m.BatchReply:
         is_held = batch == self._books.batch

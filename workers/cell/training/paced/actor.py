@@ -116,19 +116,10 @@ class PacedActor(OneByOne, CellActor):
 
     def seal(self, request: m.BatchRequest) -> m.SealReply:
         self._books.seal(request.batch)
-        accumulated = self._books.accumulated
         manifest = None
-        if accumulated:
+        if self._books.count:
             manifest = self._buffer().manifest(self._books.version, self.settings.boot_epoch)
-        return m.SealReply(
-            batch=request.batch,
-            cell=self.settings.cell,
-            boot_epoch=self.settings.boot_epoch,
-            version=self._books.version,
-            accumulated=accumulated,
-            metrics=self._books.metrics,
-            manifest=manifest,
-        )
+        return self._seal_reply(request.batch, manifest)
 
     def contribute(self, request: m.Contribute) -> m.BatchReply:
         """Raises InvalidSpec: sums are read one-sided here."""
