@@ -12,6 +12,8 @@ from typing import Any
 LEAVING = ("to_training", "retire")
 """Changes that take a cell out of rollout (or, `retire`, out of the fleet)."""
 ROLE_CHANGES = ("to_training", "to_rollout", "retire")
+_BESIDE = ("take_over",)
+"""Changes beside which a cell does what it did."""
 _DURING = {"boot": "starting", "publish": "publishing", "retire": "retiring"}
 _AFTER = {"to_training": "training", "retire": "retired"}
 _FAILED = {"rolled_back": "rollout", "parked": "parked", "superseded": "starting", "rebooted": "starting"}
@@ -74,6 +76,8 @@ class Roles:
             events[boot.cell].append((boot.at, "starting"))
             booted[boot.cell].append(boot.at)
         for change in changes:
+            if change.direction in _BESIDE:
+                continue
             events[change.cell].append((change.started_at, _DURING.get(change.direction, change.direction)))
             superseded = any(change.started_at < at <= change.ended_at for at in booted[change.cell])
             if change.result and not superseded:

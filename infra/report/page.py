@@ -105,7 +105,7 @@ def _sections(account: Account) -> list[Section]:
             tables=[_ends(found)] if found.executions else [],
             note=f"Near the time-out: ended at it, or after {NEAR_SHARE:.0%} of it.",
         ),
-        Section("Trainer and engine time", plots=_if(account.cells, lambda: plots.use(list(account.cells)))),
+        Section("Trainer and engine time", plots=_if(account.cells, lambda: plots.use(account))),
         Section("Staleness and reward", plots=_outcomes(account)),
         Section("Moves", tables=_moves(account), note=_MOVES_NOTE),
         Section("Refusals", tables=_refusals(account), note="One entry of the ledger for every change of the reason."),

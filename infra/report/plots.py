@@ -9,8 +9,8 @@ import numpy as np
 
 from infra.report import levels
 from infra.report.account import Account
+from infra.report.leaders import Leaders
 from infra.report.queries import Durations
-from infra.report.usage import CellUse
 
 ROLE_COLORS = {
     "rollout": "#4c9bd6",
@@ -91,7 +91,7 @@ def roles(account: Account) -> str:
         for update in records.updates:
             if update.committed_at is not None:
                 axis.axvline((update.committed_at - records.begin) / size, color="#333333", linewidth=0.6, alpha=0.5)
-        _cells(axis, list(account.roles.spans))
+        _cells(axis, list(account.roles.spans), Leaders(records.entries))
         axis.set_xlabel(f"{name}; thin lines: optimizer updates")
         axis.set_xlim(0, (records.end - records.begin) / size)
         legend = [
@@ -152,8 +152,9 @@ def longest(found: Durations) -> str:
     return svg(draw, 2.8)
 
 
-def use(cells: list[CellUse]) -> str:
+def use(account: Account) -> str:
     """What every cell spent its time on."""
+    cells, leaders = account.cells, Leaders(account.records.entries)
     total = max(sum(getattr(cell, name) for name, _, _ in _USES) for cell in cells)
     size, unit_name = unit(total)
 
@@ -164,7 +165,7 @@ def use(cells: list[CellUse]) -> str:
             if values.any():
                 axis.barh([cell.cell for cell in cells], values, left=left, color=color, label=label, height=0.84)
             left += values
-        _cells(axis, [cell.cell for cell in cells])
+        _cells(axis, [cell.cell for cell in cells], leaders)
         axis.set_xlabel(unit_name)
         axis.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=4, frameon=False, fontsize=8)
 
@@ -206,8 +207,8 @@ def reward(account: Account) -> str:
     return svg(draw, 2.6, width=4.9)
 
 
-def _cells(axis: Any, cells: list[int]) -> None:
-    """One row a cell, the core on top."""
+def _cells(axis: Any, cells: list[int], leaders: Leaders) -> None:
+    """One row a cell, the one that began as the core on top."""
     shown = cells if len(cells) <= 16 else [cell for cell in cells if cell % 8 == 0]
-    axis.set_yticks(shown, ["core" if cell == 0 else f"cell {cell}" for cell in shown])
+    axis.set_yticks(shown, [leaders.label(cell) for cell in shown])
     axis.invert_yaxis()

@@ -9,6 +9,7 @@ import numpy as np
 from infra.report import intervals
 from infra.report.changes import ROLE_CHANGES, Roles
 from infra.report.intervals import Intervals, common, length, merged, of, without
+from infra.report.leaders import Leaders
 from infra.report.reading import Claim, ExecutionFact, Records, Update
 
 CHANGING = tuple("retiring" if change == "retire" else change for change in ROLE_CHANGES)
@@ -59,7 +60,7 @@ class Busy:
         self.served = {cell: merged(found) for cell, found in self.raw.items()}
         self.trained = _trained(records.claims)
         self.counted = _trained(claim for claim in records.claims if claim.counted)
-        self.updated = _updated(records.updates, records.claims)
+        self.updated = _updated(records.updates, records.claims, Leaders(records.entries))
         self.out = _out(records.executions, records.end)
 
 
@@ -109,7 +110,7 @@ def _trained(claims: Iterable[Claim]) -> dict[int, Intervals]:
     return {cell: merged(of(pairs)) for cell, pairs in found.items()}
 
 
-def _updated(updates: Iterable[Update], claims: Sequence[Claim]) -> dict[int, Intervals]:
+def _updated(updates: Iterable[Update], claims: Sequence[Claim], leaders: Leaders) -> dict[int, Intervals]:
     """From a batch's last micro-step to its commit: of the core, which updates, and of those that wait for it."""
     last: dict[str, float] = {}
     for claim in claims:
@@ -117,7 +118,7 @@ def _updated(updates: Iterable[Update], claims: Sequence[Claim]) -> dict[int, In
     found: dict[int, list[tuple[float, float]]] = defaultdict(list)
     for update in updates:
         if update.committed_at is not None and update.batch in last:
-            for cell in {0, *update.cells}:
+            for cell in {leaders.at(last[update.batch]), *update.cells}:
                 found[cell].append((last[update.batch], update.committed_at))
     return {cell: merged(of(pairs)) for cell, pairs in found.items()}
 

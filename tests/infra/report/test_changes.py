@@ -48,6 +48,11 @@ def test_a_cell_that_leaves_the_fleet():
     assert [role for role, _, _ in roles_of(roles)] == ["starting", "rollout", "retiring", "retired"]
 
 
+def test_a_cell_that_takes_over_as_the_core_does_what_it_did():
+    spans = roles_of(Roles([change("to_training", 1, 2), change("take_over", 4, 6)], [], 9))
+    assert [role for role, _, _ in spans] == ["to_training", "training"]
+
+
 def test_a_boot_in_the_middle_of_a_move_counts_for_more_than_its_end():
     roles = Roles([*BOOTED, change("to_training", 5, 8), change("boot", 8, 9)], [Boot(1, 0), Boot(1, 6)], 10)
     assert roles_of(roles)[2:] == [("to_training", 5, 6), ("starting", 6, 9), ("rollout", 9, 10)]
