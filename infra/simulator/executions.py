@@ -93,6 +93,11 @@ class Executions:
         self.queue.extend((group, member) for member in range(size))
         self.dispatched += size
 
+    def _order(self, count: int) -> None:
+        """The last `count` of the queue were dispatched together: they start in the order in which they once did."""
+        newest = [self.queue.pop() for _ in range(count)][::-1]
+        self.queue.extend(sorted(newest, key=lambda key: self._work(key).started))
+
     def _serving(self) -> list[Cell]:
         """Engines that serve, in the order in which a leaving cell's executions are sent to them."""
         return [*self.standalone, *(cell for cell in reversed(self.cells) if cell.role is CellRole.ROLLOUT)]
@@ -137,7 +142,7 @@ class Executions:
         for _ in range(count):
             key = self.queue.popleft()
             self.launched += 1
-            if wait := self._start_seconds():
+            if wait := self._start_seconds(self._work(key)):
                 self.running[key] = (None, self.env.now)
                 self.env.timeout(wait).callbacks.append(lambda _, key=key: self._started(key))
             else:
@@ -166,8 +171,12 @@ class Executions:
         cell.engine.add(now, key, seconds, work.model_share)
         return {cell}
 
-    def _start_seconds(self) -> float:
-        """Until an execution that is launched now has started: those launched before it start first."""
+    def _start_seconds(self, work: Work) -> float:
+        """Until an execution that is launched now has started: those launched before it start first. What is launched
+        at the very beginning starts when it did in its recorded run."""
+        if self.env.now == 0.0 and work.started:
+            self._launcher_free_at = max(self._launcher_free_at, work.started)
+            return work.started
         self._launcher_free_at = max(self._launcher_free_at, self.env.now) + self.scenario.engines.launch_seconds
         return self._launcher_free_at - self.env.now
 

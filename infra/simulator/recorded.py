@@ -56,15 +56,20 @@ def read_run(engine: Engine, fleet: Fleet) -> RecordedRun:
     slots = sum(cell.slots for cell in fleet.cells)
     launching = _launch_seconds(members, slots)
     between = max(0.0, _slot_gap(members, slots) - launching)
+    launched = min(start for group in complete for _, _, start in group)
     works = [
         [
-            Work(model + tool + between, _share(model, tool + between), _weight(training, key, mean_training))
-            for model, tool, _ in group
+            Work(
+                model + tool + between,
+                _share(model, tool + between),
+                _weight(training, key, mean_training),
+                start - launched,
+            )
+            for model, tool, start in group
         ]
         for key, group in sorted(members.items())
     ]
     cuts = [trained.micro_steps.get(ids.group_id(burst, group), ()) for _, burst, group in sorted(members)]
-    launched = min(start for group in complete for _, _, start in group)
     scenario = Scenario(
         name=f"run {fleet.run}",
         nodes=cells,
@@ -194,12 +199,20 @@ def _launch_seconds(members: dict[tuple[float, str, int], list[_Member]], slots:
 
 
 def _backlog(members: dict[tuple[float, str, int], list[_Member]], admitted: dict[str, float], slots: int) -> float:
-    """Until when, from the first launch, the control plane did nothing but launch: to the first admission of all, if
-    groups had ended while empty slots were filled, and none was admitted before that was over."""
+    """Until when, from the first launch, the control plane was behind: if a group ended while the empty slots were
+    being filled, to the admission of the last one that ended while earlier ones still waited for theirs."""
     wave = _starts(members)[0][:slots]
-    ended = (max(start + model + tool for model, tool, start in group) for group in members.values() if group)
-    first = min(admitted.values(), default=0.0)
-    return first - wave[0] if min(ended) < wave[-1] < first else 0.0
+    ended = sorted(
+        (max(start + model + tool for model, tool, start in group), ids.group_id(burst, number))
+        for (_, burst, number), group in members.items()
+        if group
+    )
+    until, waiting = ended[0][0], 0
+    for at, group in ended:
+        if at > until:
+            break
+        until, waiting = max(until, admitted.get(group, at)), waiting + 1
+    return until - wave[0] if waiting > 1 and ended[0][0] < wave[-1] else 0.0
 
 
 def _starts(members: dict[tuple[float, str, int], list[_Member]]) -> list[list[float]]:

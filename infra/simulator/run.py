@@ -91,9 +91,11 @@ class Simulation(Executions):
         per_step = self.scenario.groups_per_step
         quota = round((self.settled.carry_over + self.settled.burst_steps) * per_step)
         quota = min(quota, (self.scenario.steps - self.step) * per_step)
+        before = len(self.queue)
         for _ in range(top_up(quota, len(self.open) + len(self.ready))):
             self._dispatch(self.groups, self.version)
             self.groups += 1
+        self._order(len(self.queue) - before)
         self.burst_step, self.returning = 0, False
         self.gauge.level(self.dispatched - self.finished)
         self._open_batch(self.scenario.transitions.first_batch_seconds)

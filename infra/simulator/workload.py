@@ -14,11 +14,16 @@ CHUNK = 64
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """One execution on an idle engine. `seconds`: model and tool time; `weight`: training work, 1 on average."""
+    """One execution on an idle engine. `seconds`: model and tool time; `weight`: training work, 1 on average.
+
+    `started`: when it started in the run that it was recorded in, from that one's first launch; of those dispatched
+    together the earlier starts first.
+    """
 
     seconds: float
     model_share: float
     weight: float
+    started: float = 0.0
 
 
 class Workload(Protocol):

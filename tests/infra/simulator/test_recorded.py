@@ -173,19 +173,26 @@ def test_starting_executions_takes_what_the_first_wave_took(recorded: Engine) ->
     assert run.scenario.training.micro_steps_per_group == 1
 
 
-@pytest.mark.parametrize(("first", "backlog"), [(20.0, 19.5), (3.0, 0.0)])
-def test_a_control_plane_that_only_launched_is_behind_until_the_first_admission(
-    recorded: Engine, first: float, backlog: float
+@pytest.mark.parametrize(
+    ("admitted", "backlog"),
+    [
+        ((2.1, 20.0), 0.0),  # at once, and the second group has not ended yet
+        ((12.0, 12.25), 0.0),  # late, but nothing else waited
+        ((18.0, 18.25), 17.75),  # another one ended meanwhile, and waited too
+    ],
+)
+def test_a_control_plane_that_only_launched_is_behind_until_none_waits(
+    recorded: Engine, admitted: tuple[float, float], backlog: float
 ) -> None:
-    """Six slots are filled within 2.5 s, the first group has ended in that time: it is admitted at once, or late."""
+    """Six slots are filled from 0.5 to 3 s; the first group has ended at 2 s, the second one ends at 16 s."""
     with recorded.begin() as connection:
         table = schema.executions
-        early = (table.c.burst == "a") & (table.c.group_index == 0)
-        connection.execute(table.update().where(early).values(ended_at=START + 2.0))
-        for group in range(2):
+        for group, at in ((0, 2.0), (1, 16.0)):
+            one = (table.c.burst == "a") & (table.c.group_index == group)
+            connection.execute(table.update().where(one).values(ended_at=START + at))
             values = {"run": "r", "burst": "a", "admitted_version": 0, "valid": 2, "members": []}
             values |= {"group_id": f"a/{group:04d}", "group_index": group, "sequence": group}
-            connection.execute(insert(schema.groups).values(values | {"admitted_at": START + first + group}))
+            connection.execute(insert(schema.groups).values(values | {"admitted_at": START + admitted[group]}))
     assert read_run(recorded, FLEET).scenario.engines.backlog_seconds == pytest.approx(backlog)
 
 

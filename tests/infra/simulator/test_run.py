@@ -256,6 +256,27 @@ def test_executions_start_one_after_the_other() -> None:
     assert slow.steps[0].last_ready_at == pytest.approx(16 * 0.5 + 10.0)
 
 
+def test_recorded_executions_start_in_their_order_and_the_first_ones_when_they_did() -> None:
+    """Four slots at once: the last of the file started first, the others not as evenly as they would be launched."""
+    told = scenario(
+        cells=2,
+        groups_per_step=2,
+        executions_per_group=2,
+        steps=1,
+        staleness=0.0,
+        engines=Engines(slots=8, slowdown=0.0, launch_seconds=1.0),
+    )
+    starts = ((9.0, 2.0), (1.0, 0.0))
+    groups = [[Work(10.0, 0.5, 1.0, started) for started in group] for group in starts]
+    simulation = Simulation(told, variant("async", split=1), Recorded(groups))
+    simulation._dispatch(0, 0)
+    simulation._dispatch(1, 0)
+    simulation._order(4)
+    assert list(simulation.queue) == [(1, 1), (1, 0), (0, 1), (0, 0)]
+    ready = Simulation(told, variant("async", split=1), Recorded(groups)).run().steps[0].last_ready_at
+    assert ready == pytest.approx(9.0 + 10.0)
+
+
 def test_an_execution_takes_a_slot_when_it_starts() -> None:
     """Sixteen are launched before three of four cells leave; on the eight slots that stay one runs at a time."""
     told = scenario(steps=1, staleness=0.0, engines=Engines(slots=32, slowdown=0.0, launch_seconds=1.0))
