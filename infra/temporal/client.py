@@ -6,12 +6,12 @@ variables and its TOML profile: address, namespace, TLS, API key); otherwise the
 
 import asyncio
 import time
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from temporalio.api.enums.v1 import TaskQueueType
 from temporalio.api.taskqueue.v1 import TaskQueue
 from temporalio.api.workflowservice.v1 import DescribeTaskQueueRequest
-from temporalio.client import Client
+from temporalio.client import Client, WorkflowHandle
 from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.envconfig import ClientConfig
 from temporalio.service import RPCError, RPCStatusCode
@@ -20,6 +20,9 @@ from infra.settings.run import RunManifest
 from workflows.messages.errors import InvalidInput, Transient
 
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.1, 2.0
+_Answer = TypeVar("_Answer")
+BUSY_SECONDS = 60.0
+"""How long a workflow that is too busy for a query is asked again."""
 
 
 def target(manifest: RunManifest) -> dict[str, Any]:
@@ -61,6 +64,23 @@ async def connect(manifest: RunManifest, *, timeout_seconds: float = 30) -> Clie
             if time.monotonic() + pause > deadline:
                 text = f"no Temporal at {where['target_host']} within {timeout_seconds:g} s: {error}"
                 raise Transient(text) from error
+        await asyncio.sleep(pause)
+        pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+
+
+async def ask(
+    handle: WorkflowHandle[Any, Any], query: str, result_type: type[_Answer], *, busy_seconds: float = BUSY_SECONDS
+) -> _Answer:
+    """A workflow's answer to a query. Temporal keeps very few waiting and refuses more, which says nothing about the
+    workflow but that it is busy: such a query is asked again. Raises RPCError, also when that lasts `busy_seconds`."""
+    deadline = time.monotonic() + busy_seconds
+    pause = _FIRST_PAUSE_SECONDS
+    while True:
+        try:
+            return await handle.query(query, result_type=result_type)
+        except RPCError as error:
+            if error.status is not RPCStatusCode.RESOURCE_EXHAUSTED or time.monotonic() + pause > deadline:
+                raise
         await asyncio.sleep(pause)
         pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 

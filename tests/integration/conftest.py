@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from temporalio.client import Client, WorkflowHandle
 
+from infra.temporal.client import ask
 from workers.supervisor import LocalStack
 from workflows.messages import ids
 from workflows.messages.burst import BurstSpec
@@ -32,7 +33,7 @@ class Run:
         )
 
     async def scheduler(self) -> dict[str, Any]:
-        return await self.client.get_workflow_handle(ids.scheduler_id(self.name)).query("state")
+        return await ask(self.client.get_workflow_handle(ids.scheduler_id(self.name)), "state", dict)
 
     async def policy(self) -> PolicyState:
         handle = self.client.get_workflow_handle(ids.scheduler_id(self.name))

@@ -12,6 +12,7 @@ from infra.audit import audit_run
 from infra.records.schema import executions, ledger, segments, transitions
 from infra.settings.fleet import PacedTrainer
 from infra.settings.run import load_run
+from infra.temporal.client import ask
 from tests.integration.conftest import WAIT_SECONDS, Run
 from tests.integration.scene import burst, paced_fleet
 from workers.cli import cells
@@ -63,7 +64,7 @@ async def test_a_cell_joins_and_another_leaves_in_mid_burst(run: Run, capsys: py
     report = await handle.result()
     assert (report["version"], len(report["steps"])) == (3, 3)
     more = await other_policies(run)
-    elastic = await scheduler.query("elasticity", result_type=Elasticity)
+    elastic = await ask(scheduler, "elasticity", Elasticity)
     assert [cell.index for cell in elastic.cells] == [0, 2]
     assert elastic.costs["retire"].count == 1
     with run.stack.records.connect() as connection:

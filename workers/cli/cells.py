@@ -9,7 +9,7 @@ from temporalio.client import Client, WorkflowUpdateFailedError
 from temporalio.service import RPCError
 
 from infra.settings.run import RunManifest
-from infra.temporal.client import connect
+from infra.temporal.client import ask, connect
 from workers.cli.runs import find_run
 from workers.supervisor.run_folder import is_supervised
 from workflows.messages.errors import InvalidInput, Transient
@@ -93,7 +93,7 @@ async def _connected(manifest: RunManifest) -> Client:
 async def _ask(client: Client, manifest: RunManifest) -> Elasticity:
     handle = client.get_workflow_handle(scheduler_id(manifest.run))
     try:
-        return await handle.query("elasticity", result_type=Elasticity)
+        return await ask(handle, "elasticity", Elasticity)
     except RPCError as error:
         raise Transient(f"the scheduler of {manifest.run} does not answer: {error}") from error
 
