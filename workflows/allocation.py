@@ -128,9 +128,8 @@ class Allocation(Errands):
         if direction in (Direction.TO_ROLLOUT, Direction.RETIRE):
             self._tell_batch("member_left", self.cells.member(cell))
         self.cells.set_role(cell, role)
-        self.moves += 1
         move = MoveCell(
-            move=f"{self.run_name}/{self.moves}",
+            move=self._next_move(),
             boot_epoch=self.cells.entries[cell].boot_epoch,
             direction=direction,
             weights=self.weights,
@@ -142,6 +141,11 @@ class Allocation(Errands):
         )
         self._spawn(self._send_move(cell, move), f"move cell {cell}")
         return CellMove(cell=cell, move=move.move, boot_epoch=move.boot_epoch)
+
+    def _next_move(self) -> str:
+        """The id of another move."""
+        self.moves += 1
+        return f"{self.run_name}/{self.moves}"
 
     async def _send_move(self, cell: int, move: MoveCell) -> None:
         handle = workflow.get_external_workflow_handle(ids.cell_workflow_id(self.run_name, cell))

@@ -150,8 +150,7 @@ class CellTable:
 
     def member(self, cell: int) -> Member:
         entry = self.entries[cell]
-        who = {"cell": cell, "boot_epoch": entry.boot_epoch, "queue": entry.queue}
-        return Member(**who, core=self.core, change=self.change)
+        return Member(cell=cell, boot_epoch=entry.boot_epoch, queue=entry.queue, core=self.core, change=self.change)
 
     def peers(self, leaving: int, version: int) -> dict[str, str]:
         """Engine -> activity queue of the cells that may take over from `leaving`."""

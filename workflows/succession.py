@@ -75,9 +75,8 @@ class Succession(Allocation):
             for cell in (core, heir):
                 if self.cells.role(cell) is CellRole.TRAINING:
                     self._tell_batch("member_left", self.cells.member(cell))
-        self.moves += 1
         move = MoveCell(
-            move=f"{self.run_name}/{self.moves}",
+            move=self._next_move(),
             boot_epoch=entry.boot_epoch,
             direction=Direction.TAKE_OVER,
             weights=self.weights,

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -193,9 +194,9 @@ async def test_a_checkpoint_is_hashed_while_the_heart_beats(rig, engine):
     threads: list[threading.Thread] = []
 
     class Watched(CheckpointStore):
-        def find(self, version: int, checksum: str | None = None) -> Checkpoint:
+        def find(self, version: int, checksum: str | None = None, *, unread: Collection[str] = ()) -> Checkpoint:
             threads.append(threading.current_thread())
-            return super().find(version, checksum)
+            return super().find(version, checksum, unread=unread)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("activities.weights.CheckpointStore", Watched)

@@ -101,7 +101,7 @@ async def test_who_is_named_leads_whatever_was_lost_before(kind, engine, tmp_pat
     rig = kind(tmp_path, policy)
     _, after = committed(rig, engine)
     heir = rig.actor(1)
-    heir.restore_base(RestoreBase(version=0, checksum=rig.start.checksum, **BOOT))
+    heir.restore_base(RestoreBase.model_validate({"version": 0, "checksum": rig.start.checksum, **BOOT}))
     training = TrainingActivities(cell_of(Direct(heir), engine, index=1), None)  # pyright: ignore[reportArgumentType]
     await ActivityEnvironment().run(training.join_batch, joining(after, core=1))
     status = heir.status()

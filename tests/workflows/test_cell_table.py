@@ -1,6 +1,7 @@
 """The Scheduler's view of the cells, against reports that come late, and what is waited for when a cell is gone."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from temporalio import workflow
@@ -74,17 +75,18 @@ def test_a_reclaimed_cell_is_seen_as_one_that_leaves():
     assert (cells.views(3)[0].leaving, cells.views(3)[0].trains) == (True, False)
 
 
-def fleet(*specs: dict[str, object], core: int = 0) -> CellTable:
+def fleet(*specs: dict[str, Any], core: int = 0) -> CellTable:
     """Cells that serve, unless said otherwise; `role` and `leaves_at` of the entry, the rest of the spec."""
     entries = []
     for index, changes in enumerate(specs):
-        own = {"role": CellRole.ROLLOUT, "leaves_at": None} | changes
+        own: dict[str, Any] = {"role": CellRole.ROLLOUT, "leaves_at": None} | changes
         spec = CellSpec(index=index, **{name: own[name] for name in own if name not in ("role", "leaves_at")})
         entries.append(CellEntry(spec=spec, role=own["role"], leaves_at=own["leaves_at"], version=3))
     return CellTable(tuple(entries), core)
 
 
-TRAINS, STARTS = {"role": CellRole.TRAINING}, {"role": CellRole.STARTING}
+TRAINS: dict[str, Any] = {"role": CellRole.TRAINING}
+STARTS: dict[str, Any] = {"role": CellRole.STARTING}
 
 
 @pytest.mark.parametrize(

@@ -103,10 +103,10 @@ def test_what_fails_to_take_over_stays_a_satellite(rig: Rig) -> None:
     reply = trained(rig)
     heir = rig.satellite()
     with pytest.raises(CheckpointUnusable):
-        heir.restore_checkpoint(m.RestoreCheckpoint(version=9, as_core=True, **BOOT))
+        heir.restore_checkpoint(m.RestoreCheckpoint.model_validate({"version": 9, "as_core": True, **BOOT}))
     assert (heir.status().optimizer_steps, heir.status().checksum) == (None, reply.checksum)
     with pytest.raises(Fenced):
-        heir.restore_base(m.RestoreBase(version=0, as_core=True, **BOOT))
+        heir.restore_base(m.RestoreBase.model_validate({"version": 0, "as_core": True, **BOOT}))
     assert heir.status().optimizer_steps is None
     take_over(heir, reply)
     assert heir.status().optimizer_steps == 2
