@@ -56,10 +56,9 @@ async def connect(manifest: RunManifest, *, timeout_seconds: float = 30) -> Clie
     pause = _FIRST_PAUSE_SECONDS
     while True:
         try:
-            return await asyncio.wait_for(
-                Client.connect(**cast(Any, where), data_converter=pydantic_data_converter),
-                max(0.1, deadline - time.monotonic()),
-            )
+            # Not `wait_for`: before Python 3.12 that forgets a cancellation which comes together with the answer.
+            async with asyncio.timeout(max(0.1, deadline - time.monotonic())):
+                return await Client.connect(**cast(Any, where), data_converter=pydantic_data_converter)
         except (RuntimeError, RPCError, TimeoutError) as error:
             if time.monotonic() + pause > deadline:
                 text = f"no Temporal at {where['target_host']} within {timeout_seconds:g} s: {error}"

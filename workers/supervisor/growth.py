@@ -22,8 +22,10 @@ _ANSWER_SECONDS = 10.0
 async def cells_now(client: Client, run: str) -> tuple[CellSpec, ...] | None:
     """The cells of the run; None while its Scheduler cannot say."""
     try:
-        query = client.get_workflow_handle(scheduler_id(run)).query("elasticity", result_type=Elasticity)
-        return (await asyncio.wait_for(query, _ANSWER_SECONDS)).cells
+        # Not `wait_for`: before Python 3.12 that forgets a cancellation which comes together with the answer.
+        async with asyncio.timeout(_ANSWER_SECONDS):
+            handle = client.get_workflow_handle(scheduler_id(run))
+            return (await handle.query("elasticity", result_type=Elasticity)).cells
     except (RPCError, WorkflowQueryFailedError, TimeoutError):
         return None
 

@@ -61,6 +61,7 @@ _TEMPORAL_SECONDS = 60.0
 _PROBE_PAUSE_SECONDS = 0.2
 _CRASH_LOOP_DEATHS = 4
 _LEFT_OVER_GRACE_SECONDS = 5.0
+_CANCEL_TRIES, _CANCEL_PAUSE_SECONDS = 10, 1.0
 
 
 class LocalStack:
@@ -175,10 +176,15 @@ class LocalStack:
 
     async def stop(self) -> None:
         """Stop everything, harnesses first and Temporal last; safe to call again."""
-        tasks, self._tasks = self._tasks, []
+        tasks, self._tasks = set(self._tasks), []
+        for _ in range(_CANCEL_TRIES):
+            for task in tasks:
+                task.cancel()
+            if not tasks:
+                break
+            tasks = (await asyncio.wait(tasks, timeout=_CANCEL_PAUSE_SECONDS))[1]
         for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+            self._journal.write(StackEvent("stack", "died", f"{task.get_name()} does not end and is left behind"))
         for stages in STOPPED_TOGETHER:
             group = [process for process in self._processes.values() if process.spec.stage in stages]
             if group:

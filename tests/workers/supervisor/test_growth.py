@@ -1,6 +1,8 @@
 """The manifest follows the fleet: where offered cells are found, which are gone, and how a run goes on with them."""
 
+import asyncio
 import sys
+from types import SimpleNamespace
 
 import pytest
 from sqlalchemy import insert
@@ -12,12 +14,12 @@ from infra.settings.run import RunManifest, load_run
 from tests.infra.report.closed import execution_row
 from workers.supervisor import stack as stack_module
 from workers.supervisor.components import CELL_STAGE, ComponentSpec, fleet_components
-from workers.supervisor.growth import offered_anew, with_cell, without_cell
+from workers.supervisor.growth import cells_now, offered_anew, with_cell, without_cell
 from workers.supervisor.journal import Journal
 from workers.supervisor.run_folder import open_manifest
 from workers.supervisor.stack import LocalStack
 from workflows.messages.errors import InvalidInput
-from workflows.messages.fleet import CellSpec
+from workflows.messages.fleet import CellSpec, Elasticity
 from workflows.messages.ids import engine_id
 
 
@@ -84,7 +86,7 @@ async def test_the_later_offer_wins_although_the_worker_of_the_earlier_one_still
         stack_module, "cell_worker", lambda manifest, index: ComponentSpec(engine_id(index), sleeping, stage=CELL_STAGE)
     )
     stack = LocalStack(fleet, tmp_path / "run")
-    stack.manifest, stack._journal, stack._tie = manifest, Journal(tmp_path / "journal"), None
+    stack.manifest, stack._journal, stack._tie = manifest, Journal(tmp_path / "journal"), lambda: None
     cells, other = manifest.fleet.cells, CellSpec(index=2, slots=5)
     try:
         await stack._follow_to(cells)
@@ -102,6 +104,48 @@ async def test_the_later_offer_wins_although_the_worker_of_the_earlier_one_still
         assert (set(stack.processes()), load_run(manifest.folder).gone) == ({"cell-0", "cell-1"}, (2,))
     finally:
         await stack.stop()
+
+
+async def test_a_look_that_is_cancelled_as_its_answer_comes_is_over():
+    """Or the stack that stops would wait for the one that follows its fleet for ever."""
+    answer: asyncio.Future[Elasticity] = asyncio.get_running_loop().create_future()
+
+    async def query(*_, **__) -> Elasticity:
+        return await asyncio.shield(answer)
+
+    client = SimpleNamespace(get_workflow_handle=lambda _: SimpleNamespace(query=query))
+
+    async def follow() -> None:
+        while True:
+            await cells_now(client, "run")  # pyright: ignore[reportArgumentType]
+            await asyncio.sleep(3600)
+
+    following = asyncio.create_task(follow())
+    await asyncio.sleep(0.01)
+    answer.set_result(Elasticity(cells=(), min_cells=1, max_cells=1, next_index=0))
+    for _ in range(2):
+        await asyncio.sleep(0)
+    following.cancel()
+    await asyncio.wait({following}, timeout=5)
+    assert following.cancelled()
+
+
+async def test_a_stack_that_stops_ends_what_has_missed_its_cancellation(tmp_path, fleet, monkeypatch):
+    monkeypatch.setattr(stack_module, "_CANCEL_PAUSE_SECONDS", 0.01)
+    missed = []
+
+    async def deaf() -> None:
+        while len(missed) < 3:
+            try:
+                await asyncio.sleep(3600)
+            except asyncio.CancelledError:
+                missed.append("once")
+
+    stack = LocalStack(fleet, tmp_path / "run")
+    stack._tasks = [asyncio.create_task(deaf())]
+    await asyncio.sleep(0)
+    await stack.stop()
+    assert (len(missed), stack._tasks) == (3, [])
 
 
 def test_a_run_goes_on_with_the_cells_it_has_grown_to(tmp_path, fleet, manifest):
