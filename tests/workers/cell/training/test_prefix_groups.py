@@ -67,6 +67,31 @@ def test_piece_by_piece_it_is_the_same_sum(cells: Cells, monkeypatch: pytest.Mon
     assert cells.by_group(group, cells.satellite).gradient_checksum == wanted.gradient_checksum  # the group is kept
 
 
+def test_a_core_of_a_higher_index_leads_its_groups(tmp_path: Path, policy: Path) -> None:
+    """It took over from cell 0, which is a satellite now."""
+    rig = Rig(tmp_path, policy, combine="groups")
+    satellite, core = rig.core, rig.satellite()
+    satellite.lay_down(m.LayDown(**BOOT))
+    core.restore_base(m.RestoreBase.model_validate({"as_core": True, **BOOT}))
+    for cell, actor in enumerate((satellite, core)):
+        rig.open(actor)
+        rig.run(actor, [twelve_executions()[cell]], index=cell)
+    sealed = {0: rig.seal(satellite), 1: rig.seal(core)}
+    assert sealed[0].manifest is not None
+    other = m.Participant(cell=0, boot_epoch=1, accumulated=sealed[0].accumulated, manifest=sealed[0].manifest)
+    request = rig.combine_request([], valid=2)
+    request = request.model_copy(update={"own": sealed[1].accumulated, "participants": (other,)})
+    wanted = core.combine(request)
+    core.take_back(m.BatchRequest(batch="b", **BOOT))
+    group = prefix_group(rig.seal(core), sealed)
+    assert group is not None
+    assert group.cells == (1, 0)
+    with ThreadPoolExecutor(1) as beside:
+        beside.submit(satellite.contribute, m.Contribute(batch="b", group=group, **BOOT))
+        assert core.combine(request.model_copy(update={"group": group})).gradient_checksum == wanted.gradient_checksum
+    assert core._groups._groups  # none broke, so it was not read
+
+
 def test_a_member_that_does_not_come_is_read_one_sided_and_groups_start_afresh(cells: Cells) -> None:
     wanted, group = cells.by_reads(), cells.group(timeout_seconds=0.3)
     assert cells.by_group(group, None).gradient_checksum == wanted.gradient_checksum
