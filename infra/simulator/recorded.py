@@ -9,7 +9,7 @@ run's load, so engines are taken not to slow down further.
 
 import itertools
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any
@@ -55,7 +55,9 @@ def read_run(engine: Engine, fleet: Fleet) -> RecordedRun:
     cells = len([cell for cell in fleet.cells if cell.trains])
     slots = sum(cell.slots for cell in fleet.cells)
     launching = _launch_seconds(members, slots)
-    between = max(0.0, _slot_gap(members, slots) - launching)
+    sizes = {cell.index: cell.slots for cell in fleet.cells}
+    away = [(sizes.get(cell, 0), left, back) for cell, left, back in moves.absences]
+    between = max(0.0, _slot_gap(members, slots, away) - launching)
     launched = min(start for group in complete for _, _, start in group)
     works = [
         [
@@ -114,6 +116,8 @@ def read_run(engine: Engine, fleet: Fleet) -> RecordedRun:
 
 _Member = tuple[float, float, float]
 """(model seconds, tool seconds, start)."""
+_Away = tuple[int, float, float]
+"""(slots, from when, until when they did not serve)."""
 
 
 def _committed(connection: Connection) -> list[Any]:
@@ -174,20 +178,22 @@ def _waiting(connection: Connection) -> dict[str, float]:
     return {name: state[name] for name in ("supply_fraction", "hold_seconds") if name in state}
 
 
-def _slot_gap(members: dict[tuple[float, str, int], list[_Member]], slots: int) -> float:
+def _slot_gap(members: dict[tuple[float, str, int], list[_Member]], slots: int, away: Sequence[_Away]) -> float:
     """Seconds a slot stands empty per execution while executions are queued: from a burst's first launch to its last.
 
-    Then all cells serve (none may leave while something is queued), so every slot without an execution waits for one.
+    Then every slot of a cell that serves waits for an execution if it has none.
     """
     spans = [(start, start + model + tool) for group in members.values() for model, tool, start in group]
     gaps: list[float] = []
     for starts in _starts(members):
         # What is empty when a burst begins has to be filled first: how long that takes is what `_launch_seconds` says.
-        free = max(1, slots - sum(start < starts[0] <= end for start, end in spans))
+        serving = slots - sum(missing for missing, left, back in away if left <= starts[0] < back)
+        free = max(1, serving - sum(start < starts[0] <= end for start, end in spans))
         first, last = starts[min(free, len(starts)) - 1], starts[-1]
         used = sum(max(0.0, min(end, last) - max(start, first)) for start, end in spans)
+        used += sum(missing * max(0.0, min(back, last) - max(left, first)) for missing, left, back in away)
         late = sum(start > first for start in starts)
-        if len(starts) > slots and late:
+        if len(starts) > serving and late:
             gaps.append(max(0.0, slots * (last - first) - used) / late)
     return median(gaps) if gaps else 0.0
 

@@ -35,12 +35,14 @@ class Claim:
 @dataclass(frozen=True)
 class Moves:
     """`to_training_seconds`: from a decision until its end is known to the scheduler. `arrivals`: (cell, when that is,
-    when it leaves again); `returns`: when cells began to go back."""
+    when it leaves again); `returns`: when cells began to go back; `absences`: (cell, from when, until when it did
+    not serve)."""
 
     to_training_seconds: float = 0.0
     to_rollout_seconds: float = 0.0
     arrivals: tuple[tuple[int, float, float], ...] = ()
     returns: tuple[float, ...] = ()
+    absences: tuple[tuple[int, float, float], ...] = ()
 
     def back_within(self, start: float, end: float) -> bool:
         return any(start <= at <= end for at in self.returns)
@@ -143,6 +145,7 @@ def read_moves(connection: Connection) -> Moves:
     found = [row for row in connection.execute(query) if row.direction in ("to_training", "to_rollout")]
     took: dict[str, list[float]] = defaultdict(list)
     arrivals: list[tuple[int, float, float]] = []
+    absences: list[tuple[int, float, float]] = []
     for row in found:
         before = [at for at in decided[row.direction, row.cell] if at <= row.started_at]
         begun = max(before, default=row.started_at)
@@ -155,12 +158,15 @@ def read_moves(connection: Connection) -> Moves:
             end = known if known - end <= DECIDED_SECONDS else end
             left = (other.started_at for other in found if other.cell == row.cell and other.started_at > row.ended_at)
             arrivals.append((row.cell, end, min(left, default=float("inf"))))
+            served = (other.ended_at for other in found if other.cell == row.cell and other.started_at > row.ended_at)
+            absences.append((row.cell, row.started_at, min(served, default=float("inf"))))
         took[row.direction].append(end - begun)
     return Moves(
         to_training_seconds=fmean(took["to_training"] or [0.0]),
         to_rollout_seconds=fmean(took["to_rollout"] or [0.0]),
         arrivals=tuple(arrivals),
         returns=tuple(row.started_at for row in found if row.direction == "to_rollout"),
+        absences=tuple(absences),
     )
 
 

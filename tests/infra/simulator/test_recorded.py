@@ -10,7 +10,7 @@ from infra.records import schema
 from infra.records.database import open_database
 from infra.settings.fleet import Fleet
 from infra.simulator.compare import compare
-from infra.simulator.recorded import read_run
+from infra.simulator.recorded import _slot_gap, read_run
 from workflows.messages.errors import InvalidInput
 from workflows.messages.fleet import CellSpec
 
@@ -194,6 +194,15 @@ def test_a_control_plane_that_only_launched_is_behind_until_none_waits(
             values |= {"group_id": f"a/{group:04d}", "group_index": group, "sequence": group}
             connection.execute(insert(schema.groups).values(values | {"admitted_at": START + admitted[group]}))
     assert read_run(recorded, FLEET).scenario.engines.backlog_seconds == pytest.approx(backlog)
+
+
+def test_a_slot_of_a_cell_that_trains_does_not_wait_for_executions() -> None:
+    """Two slots serve, two are away: each execution of 10 s follows the one before it after 1 s."""
+    members = {(0.0, "a", group): [(10.0, 0.0, 11.0 * (group // 2))] for group in range(8)}
+    away = [(2, -1.0, float("inf"))]
+    assert _slot_gap(members, 4, away) == pytest.approx(1.0)
+    assert _slot_gap(members, 2, []) == pytest.approx(1.0)
+    assert _slot_gap(members, 4, []) > 5.0  # what it would be if they had served
 
 
 def test_groups_weigh_what_they_trained(recorded: Engine) -> None:

@@ -174,6 +174,7 @@ def test_a_move_lasts_from_its_decision_until_the_scheduler_looks_again(connecti
     moves = read_moves(connection)
     assert (moves.to_training_seconds, moves.to_rollout_seconds) == (2.25, 2.0)
     assert moves.arrivals == ((1, 12.25, 41.0),)
+    assert moves.absences == ((1, 10.5, 43.0),)
     assert moves.back_within(40.0, 42.0)
     assert not moves.back_within(42.0, 50.0)
     assert _read(connection).join_seconds(moves) == 0.75
