@@ -4,9 +4,9 @@ from workflows.messages.batch_ledger import BatchLedger, LedgerEntry
 from workflows.messages.training import Combine
 
 
-def ledger_of(request: Combine, version_before: int, norm: float, checksum: str) -> BatchLedger:
-    """The books of the batch that `request` combines, with the gradient that came of it."""
-    shares = [(0, request.boot_epoch, request.own)]
+def ledger_of(request: Combine, core: int, version_before: int, norm: float, checksum: str) -> BatchLedger:
+    """The books of the batch that `request` has cell `core` combine, with the gradient that came of it."""
+    shares = [(core, request.boot_epoch, request.own)]
     shares += [(other.cell, other.boot_epoch, other.accumulated) for other in request.participants]
     entries = [
         LedgerEntry(micro_step=done.index, attempt=done.attempt, cell=cell, boot_epoch=boot_epoch)

@@ -8,6 +8,7 @@ from temporalio.testing import ActivityEnvironment
 
 from activities.succession import SuccessionActivities
 from activities.training import TrainingActivities
+from infra.checkpoints import CheckpointStore
 from infra.records.batches import record_base
 from infra.records.cores import core_on_record, name_core
 from infra.records.schema import updates
@@ -15,12 +16,13 @@ from tests.activities.test_lost_releases import Direct, applied, cell_of, commit
 from tests.workers.cell.training.material import write_policy
 from tests.workers.cell.training.rig import BOOT, Rig
 from tests.workers.cell.training.test_paced_actor import PacedRig
+from tests.workers.cell.training.test_succession import update
 from workflows.messages.batch import JoinBatch
 from workflows.messages.cell_steps import CellLease, TakeCore
 from workflows.messages.control import RecordCore
 from workflows.messages.errors import Fenced, VersionMismatch
 from workflows.messages.scheduling import Weights
-from workflows.messages.training import BatchPhase, Commit, RestoreBase
+from workflows.messages.training import BatchPhase, Commit, RestoreBase, Resume
 
 LEASE = {"run": "r", "cell": 1, "lease": 4}
 
@@ -115,6 +117,37 @@ async def test_who_is_not_named_does_not_lead(rig, engine):
     training = TrainingActivities(cell_of(Direct(heir), engine, index=1), None)  # pyright: ignore[reportArgumentType]
     await ActivityEnvironment().run(training.join_batch, joining(after, core=2))
     assert (heir.status().batch, heir.status().optimizer_steps) == ("new", None)
+
+
+@pytest.mark.parametrize("kind", [Rig, PacedRig])
+async def test_an_optimizer_of_older_weights_is_not_taken_for_the_newest(kind, engine, tmp_path, policy):
+    """It took over, was not named, and read the next version from whoever led: then it is asked again."""
+    rig = kind(tmp_path, policy)
+    _, after = committed(rig, engine)
+    heir = rig.satellite()
+    steps = succession(heir, engine)
+    await ActivityEnvironment().run(steps.take_core, TakeCore(**LEASE, weights=after))
+    reply = rig.core.combine(rig.batch(batch="next", seed=1))
+    rig.core.commit(Commit(batch="next", **BOOT))
+    row = {"version": 2, "checksum": reply.checksum, "checkpoint": "v00000002-a0001", "committed_at": 2.0}
+    with engine.begin() as connection:
+        connection.execute(insert(updates).values(**row))
+    rig.hand_weights(heir)
+    assert (heir.status().version, heir.status().optimizer_steps) == (2, None)
+    newest = Weights(version=2, checksum=reply.checksum)
+    taken = await ActivityEnvironment().run(steps.take_core, TakeCore(**LEASE, weights=newest))
+    assert (taken.weights, taken.optimizer_steps) == (newest, 2)
+
+
+@pytest.mark.parametrize("kind", [Rig, PacedRig])
+def test_a_checkpoint_names_whoever_made_it(kind, tmp_path, policy):
+    rig = kind(tmp_path, policy)
+    heir = rig.actor(1)
+    heir.restore_base(RestoreBase.model_validate({"version": 0, "as_core": True, **BOOT}))
+    heir.resume(Resume(**BOOT))
+    assert update(rig, heir, "first").version == 1
+    found = CheckpointStore(tmp_path / "checkpoints").last_complete()
+    assert [(entry.micro_step, entry.cell) for entry in found.meta.ledger.micro_steps] == [(0, 1)]
 
 
 def test_the_core_on_record_is_the_last_one_named(engine):

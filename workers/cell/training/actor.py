@@ -78,7 +78,9 @@ class TrainingActor(CellActor):
     def _begin_to_lead(self) -> None:
         self._optimizer = self._custody.optimizer = CoreOptimizer(self._model)
         told = self.settings
-        self._updates = Updates(self._model, self._optimizer, self._weights, self._store, told.model, told.code_version)
+        self._updates = Updates(
+            told.cell, self._model, self._optimizer, self._weights, self._store, told.model, told.code_version
+        )
 
     def _end_leading(self) -> None:
         self._optimizer = self._custody.optimizer = self._updates = None

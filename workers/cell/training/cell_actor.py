@@ -129,8 +129,15 @@ class CellActor(ABC):
         return self._lineage.expose(request.version)
 
     def pull_snapshot(self, request: m.PullSnapshot) -> m.WeightsReply:
-        """Raises StillHeld while a batch of other weights is held."""
-        return self._lineage.pull(request, self._require_no_batch)
+        """Whoever reads weights from the core is not the core: an optimizer that it still has goes with older ones.
+
+        Raises StillHeld while a batch of other weights is held.
+        """
+        before = self._lineage.state.held
+        reply = self._lineage.pull(request, self._require_no_batch)
+        if self._is_core and self._lineage.state.held != before:
+            self._lead(False)
+        return reply
 
     def export(self, request: m.ExportWeights) -> m.ExportReply:
         return self._lineage.export(request)

@@ -34,10 +34,11 @@ class _Stepped:
 
 
 class Updates:
-    """Applies updates on the core. Not thread-safe: one caller, the compute thread."""
+    """Applies updates on the core, which is `cell`. Not thread-safe: one caller, the compute thread."""
 
     def __init__(
         self,
+        cell: int,
         model: WholePolicy,
         optimizer: CoreOptimizer,
         weights: WeightsState,
@@ -45,6 +46,7 @@ class Updates:
         companions_from: Path,
         code_version: str,
     ) -> None:
+        self._cell = cell
         self._model, self._optimizer, self._weights, self._store = model, optimizer, weights, store
         self._companions_from, self._code_version = companions_from, code_version
         self._stepped: _Stepped | None = None
@@ -101,7 +103,7 @@ class Updates:
             optimizer_steps=self._optimizer.steps,
             code_version=self._code_version,
             counters=stepped.request.counters,
-            ledger=ledger_of(stepped.request, stepped.version - 1, *stepped.gradient),
+            ledger=ledger_of(stepped.request, self._cell, stepped.version - 1, *stepped.gradient),
         )
         checkpoint: Checkpoint = save_checkpoint(self._store, meta, self._model, self._optimizer, self._companions_from)
         self._weights.now_hold(stepped.version, stepped.checksum)

@@ -182,7 +182,7 @@ class PacedActor(OneByOne, CellActor):
             code_version=self.settings.code_version,
             trainer="paced",
             counters=request.counters,
-            ledger=ledger_of(request, version, done.norm, done.gradient_checksum),
+            ledger=ledger_of(request, self.settings.cell, version, done.norm, done.gradient_checksum),
         )
         checkpoint = self._weights.save(meta)
         self._stepped = None
