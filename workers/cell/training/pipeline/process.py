@@ -68,12 +68,14 @@ def main(serve: "Callable[[Stage, Frames, StageGroups], None] | None" = None) ->
         quiet_looks=round(BUSY_SECONDS / options.beat_seconds),  # the first stage has its own who look after it
         beat_seconds=options.beat_seconds,
     )
-    groups = join_stages(store, options.stage, options.stages) if options.stages > 1 else None
-    arch = Architecture.from_folder(options.model)
-    part, dtype = stages_of(arch, options.stages)[options.stage], getattr(torch, options.dtype)
-    model = build_model(arch, part=part, dtype=dtype)
-    link = Alone() if groups is None else MegatronLink(model, groups.forward, groups.backward)
-    stage = Stage(model, link, options.stage, options.stages, progress)
+    # The first stage may wait for weights to be loaded long before a large part is built: that is work, too.
+    with progress.computing():
+        groups = join_stages(store, options.stage, options.stages) if options.stages > 1 else None
+        arch = Architecture.from_folder(options.model)
+        part, dtype = stages_of(arch, options.stages)[options.stage], getattr(torch, options.dtype)
+        model = build_model(arch, part=part, dtype=dtype)
+        link = Alone() if groups is None else MegatronLink(model, groups.forward, groups.backward)
+        stage = Stage(model, link, options.stage, options.stages, progress)
     if serve is None:
         StageServer(stage, frames).serve()
     elif groups is not None:
