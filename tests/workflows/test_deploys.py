@@ -41,9 +41,6 @@ from workflows.messages.scheduling import RunSpec
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-ONE_SECOND = timedelta(seconds=1)
-"""Of a workflow task: a worker that has nothing good to say about it keeps it that long. The default is ten."""
-
 
 @pytest.fixture(scope="module")
 def temporal_address() -> Iterator[str]:
@@ -64,13 +61,13 @@ def worker(client: Client, queue: str, code: type) -> Worker:
         activities=[step],
         workflow_runner=workflow_runner(),
         workflow_failure_exception_types=FAILURES,
-        sticky_queue_schedule_to_start_timeout=ONE_SECOND,
+        sticky_queue_schedule_to_start_timeout=timedelta(seconds=1),
     )
 
 
 async def start(client: Client, queue: str, kind: str, *arguments: Any) -> WorkflowHandle[Any, Any]:
     name = f"{queue}/{uuid4().hex[:8]}"
-    return await client.start_workflow(kind, args=arguments, id=name, task_queue=queue, task_timeout=ONE_SECOND)
+    return await client.start_workflow(kind, args=arguments, id=name, task_queue=queue)
 
 
 async def begun(client: Client, queue: str) -> WorkflowHandle[Any, Any]:
