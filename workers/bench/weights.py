@@ -28,6 +28,7 @@ from infra.actor.client import ActorClient
 from infra.actor.process import ActorLaunch, ActorProcess
 from infra.engine import EngineClient
 from infra.ports import free_ports
+from infra.records.database import open_database
 from infra.transfer import TransferEndpoint
 from infra.transfer.pieces import PIECE_BYTES
 from infra.weights.architecture import Architecture
@@ -205,6 +206,7 @@ async def measure_publishes(config: dict[str, Any], rounds: int, weights_folder:
             published = weights_folder / f"gyre-bench-{Path(name).name}"
             stack.callback(shutil.rmtree, published, ignore_errors=True)
             cell = _cell(engine, core, satellite, base, published)
+            stack.callback(cell.records.dispose)
             return [await _publish_round(cell, base, number) for number in range(rounds + 1)][1:]
 
 
@@ -251,7 +253,7 @@ async def _engine(stack: AsyncExitStack, folder: Path, base: Path, arch: Archite
 
 def _cell(engine: EngineClient, core: ActorProcess, satellite: ActorProcess, base: Path, published: Path) -> Cell:
     """The satellite's cell, as far as weights go."""
-    nothing: dict[str, Any] = dict.fromkeys(("linker", "stream", "records", "peer_linker"))
+    nothing: dict[str, Any] = dict.fromkeys(("linker", "stream", "peer_linker"))
     return Cell(
         run="bench",
         index=1,
@@ -259,6 +261,7 @@ def _cell(engine: EngineClient, core: ActorProcess, satellite: ActorProcess, bas
         engine=engine,
         actor=satellite.client(timeout_seconds=ACTOR_SECONDS),
         proof=SglangProof(),
+        records=open_database(f"sqlite:///{base.parent / 'records.db'}", create=True),
         published=published,
         checkpoints=published / "none",
         base_model=base,
@@ -278,7 +281,7 @@ async def _publish_round(cell: Cell, base: Path, number: int) -> PublishRound:
     activities = WeightsActivities(cell)
     request = LoadWeights(run=cell.run, cell=cell.index, lease=version, weights=weights)
     marks = [time.perf_counter()]
-    await ensure_actor_weights(cell, weights, version)
+    await ensure_actor_weights(cell, weights, version, 0)
     marks.append(time.perf_counter())
     await activities.load_weights(request)
     marks.append(time.perf_counter())
