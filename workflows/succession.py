@@ -24,7 +24,8 @@ from workflows.messages.transition import Direction, MoveCell
 
 RETRY_SECONDS = 15.0
 """After which heirs that failed are asked again."""
-_GONE = (CellRole.LOST, CellRole.PARKED)
+_GONE = (CellRole.LOST, CellRole.PARKED, CellRole.STARTING)
+"""Nobody who reports one of these still answers what was asked of it before."""
 _MOVING = (CellRole.TO_TRAINING, CellRole.TO_ROLLOUT)
 
 
@@ -134,7 +135,8 @@ class Succession(Allocation):
         """Until it is on record a cell that boots may take the old core for the core; so that one waits for it."""
         named = RecordCore(run=self.run_name, change=self.cells.change, cell=cell, weights=weights)
         await self._control(steps.RECORD_CORE, named)
-        self.naming = False
+        if named.change == self.cells.change:  # or the next hand-over has begun to be recorded meanwhile
+            self.naming = False
 
     def _call_members(self) -> None:
         """Let the open batch go on, with everybody who trains, under the core there is now."""

@@ -1,14 +1,21 @@
 """The core is reclaimed: another cell takes over its optimizer first, and nothing is lost, counted or trained twice."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from tests.workflows.test_elastic import indices, micro_steps, reclaim, refused
 from tests.workflows.watching import watching
 from tests.workflows.world import FakeWorld
+from workflows.books import CellMove, HandOver
+from workflows.cell_table import CellEntry, CellTable
 from workflows.messages import ids
 from workflows.messages.errors import ActorUnavailable, Fenced
 from workflows.messages.fleet import CellRole, CellSpec, Elasticity
+from workflows.messages.scheduling import Weights
 from workflows.messages.transition import TransitionResult
+from workflows.succession import Succession
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -151,3 +158,25 @@ async def test_the_new_core_may_die_as_the_old_one_could(make_world):
     assert (await burst.result()).version == 1
     assert world.combined == batches(world, 1)
     await world.until(world.all_serving)
+
+
+@pytest.mark.parametrize("role", CellRole)
+def test_an_heir_that_begins_anew_is_not_waited_for(role: CellRole):
+    """Not even before its next boot is there: what waited in its Cell is void."""
+    asked = CellMove(cell=1, move="r/7", boot_epoch=1)
+    cells = CellTable((CellEntry(spec=CellSpec(index=1), role=role, boot_epoch=1),), core=1)
+    passed_over: list[str] = []
+    scheduler: Any = SimpleNamespace(hand_over=HandOver(heir=asked), cells=cells, _pass_over=passed_over.append)
+    Succession._miss_heir(scheduler)
+    gone = role in (CellRole.LOST, CellRole.PARKED, CellRole.STARTING)
+    assert passed_over == ([f"it is {role.value}"] if gone else [])
+
+
+@pytest.mark.parametrize(("change", "waits"), [(1, False), (2, True)])
+async def test_the_record_of_a_hand_over_does_not_stand_for_the_next_one(change: int, waits: bool):
+    async def recorded(*_) -> None:
+        scheduler.cells.change = change
+
+    scheduler: Any = SimpleNamespace(run_name="r", naming=True, cells=SimpleNamespace(change=1), _control=recorded)
+    await Succession._record_core(scheduler, 1, Weights(version=0, checksum="c"))
+    assert scheduler.naming is waits

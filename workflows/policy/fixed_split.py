@@ -36,7 +36,8 @@ def decide(state: PolicyState, memory: Memory) -> tuple[Decision, Memory]:
     held = trainers(state)
     missing = [cell for cell in held if cell.role is not CellRole.TRAINING]
     if not missing:
-        beyond = [cell.index for cell in state.cells if cell.role is CellRole.TRAINING and cell not in held]
+        others = [cell for cell in state.cells if cell not in held and not cell.leaving]
+        beyond = [cell.index for cell in others if cell.role is CellRole.TRAINING]
         if beyond and state.batch is None:
             detail = f"beyond the {split_of(state)} cells that train"
             return move(state, beyond[::-1], Reason.SPLIT, detail, Direction.TO_ROLLOUT), memory

@@ -51,6 +51,11 @@ def test_who_trains_beyond_the_split_goes_back_between_two_batches() -> None:
     stands_in = state(cell(0, TRAINING), cell(1), cell(2, TRAINING), needed=None, split=2)
     first = ask("async", stands_in)
     assert (first.movers, first.direction) == ((1,), Direction.TO_TRAINING), "create before destroy"
+    leads = cell(0, TRAINING, leaving=True, trains=False)
+    handing_over = state(
+        leads, cell(1, TRAINING), cell(2, TRAINING), cell(3), needed=None, split=2, move_under_way=True
+    )
+    assert ask("async", handing_over).verdict is Verdict.REFUSE, "a core that leaves need not serve before"
 
 
 @pytest.mark.parametrize(
