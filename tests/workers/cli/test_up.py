@@ -13,7 +13,7 @@ from workers.supervisor import LocalStack
 from workers.supervisor.hints import next_steps
 from workers.supervisor.tree import run_processes
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 SCRIPT = """
 import asyncio, sys
@@ -28,7 +28,7 @@ console = Console(width=300)
 folder = Path(sys.argv[1])
 fleet = Fleet(run="up", weights_folder=str(folder / "memory"))
 stack = LocalStack(fleet, folder / "run", components=with_server, on_event=lambda event: say(console, event))
-asyncio.run(serve(stack, console, ready_seconds=60))
+asyncio.run(serve(stack, console, ready_seconds=300))
 """
 
 

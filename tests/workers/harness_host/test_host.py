@@ -42,7 +42,7 @@ from workflows.messages.execution import (
     ProcessedExecution,
 )
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 CHECKOUT = Path(__file__).parents[3]
 
 

@@ -25,7 +25,7 @@ from workflows.messages.burst import Sampling
 from workflows.messages.routing import DoorChange, EngineEntry, RegisterExecution
 
 ROOT = Path(__file__).parents[3]
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 
 class Stack:

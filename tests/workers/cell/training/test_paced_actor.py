@@ -162,7 +162,7 @@ def update(rig: PacedRig, version: int) -> None:
     rig.core.commit(m.Commit(batch=batch, version=version, **BOOT))
 
 
-@pytest.mark.timeout(25)  # waiting for the reader would take 30 s
+@pytest.mark.timeout(25, func_only=True)  # waiting for the reader would take 30 s
 def test_a_snapshot_whose_slot_is_being_read_is_refused_and_not_waited_for(rig: PacedRig) -> None:
     old = rig.core.expose_snapshot(m.ExposeSnapshot(version=0, **BOOT))
     update(rig, 1)

@@ -21,7 +21,7 @@ from tests.workers.cell.training.rig import BOOT, CLIP, UPDATE, arch_and_weights
 from workflows.messages import training as m
 from workflows.messages.errors import ActorUnavailable, Fenced, InvalidInput, TransferFailed
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 ROOT = Path(__file__).parents[4]
 KEY = "a-key-for-tests-of-the-actor"

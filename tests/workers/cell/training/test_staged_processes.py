@@ -19,7 +19,7 @@ from tests.workers.cell.training.rig import BOOT, CLIP, twelve_executions
 from tests.workers.cell.training.test_processes import KEY, ROOT, combine_request, true_norm
 from workflows.messages import training as m
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 
 @pytest.fixture
