@@ -76,13 +76,15 @@ class Judgement(Message):
 class HandOver(Message):
     """The core is to leave. `heir`: the cell that was asked to take over, and has not answered yet.
 
-    `failed`: those that were asked and could not, left alone until `again_at`; `told`: nobody could, and it was said.
+    `failed`: those that were asked and could not, left alone until `again_at`; `tried`: somebody was; `told`: nobody
+    can, and it was said.
     """
 
     heir: CellMove | None = None
     begun_at: float = 0.0
     failed: tuple[int, ...] = ()
     again_at: float = 0.0
+    tried: bool = False
     told: bool = False
 
 

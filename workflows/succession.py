@@ -8,7 +8,7 @@ two cells had accumulated for an open batch is computed again, as after a lost c
     reclaimed -> boundary (or deadline) -> the heir takes over -> it is named here, and on record -> the old core leaves
 
 An heir that fails is passed over for a while. With no heir the core stays, past its deadline too, and an alarm says so;
-from then on it is at boundaries alone that somebody is asked, so that training goes on.
+when all have failed, it is at boundaries alone that somebody is asked again, so that training goes on.
 """
 
 from temporalio import workflow
@@ -43,12 +43,15 @@ class Succession(Allocation):
             return None
         costs = [self.telemetry.migration_seconds(move) for move in (Direction.TAKE_OVER, Direction.RETIRE)]
         latest = (core.leaves_at or now) - sum(costs)
-        if (now < latest or over.told) and not self._at_boundary(core):
+        if (now < latest or (over.told and over.tried)) and not self._at_boundary(core):
             return max(0.1, latest - now) if now < latest else None
         if over.failed and now >= over.again_at:
             over = over.model_copy(update={"failed": ()})
         heirs = [cell for cell in self.cells.heirs() if cell not in over.failed]
         if not heirs:
+            coming = [cell for cell in self.cells.heirs(settled=False) if cell not in over.failed]
+            if any(self.cells.role(cell) in _MOVING for cell in coming):
+                return None  # its report will come
             self._keep(core, over)
             return max(0.1, over.again_at - now) if over.failed else RETRY_SECONDS
         self._ask(heirs[0], over)
@@ -115,7 +118,8 @@ class Succession(Allocation):
             return
         failed, again_at = (*over.failed, over.heir.cell), workflow.time() + RETRY_SECONDS
         self._note("alarm", over.heir.cell, ("did not take over the core", reason))
-        self.hand_over = over.model_copy(update={"heir": None, "failed": failed, "again_at": again_at})
+        changed = {"heir": None, "failed": failed, "again_at": again_at, "tried": True}
+        self.hand_over = over.model_copy(update=changed)
         self._call_members()
 
     def _name(self, heir: int) -> None:

@@ -62,12 +62,19 @@ async def test_between_two_updates_nothing_is_computed_twice(make_world):
 
 
 async def test_at_its_deadline_what_it_had_is_computed_again(world: FakeWorld):
-    """In mid-batch: the version is what was committed, every micro-step counts once, and none of the old core's."""
+    """In mid-batch: the version is what was committed, every micro-step counts once, and none of the old core's.
+
+    The heir is on its way into training when it is asked for: it takes over as soon as it is there.
+    """
+    asked = False
+    world.faults.add("restore_training", until=lambda: asked, when=lambda request: request.cell == 1)
     world.may_finish = lambda cell: cell.index == 0 and len(cell.accumulated) < 3
     burst = await world.start_burst(groups_per_step=4, policy=EAGER)
     await world.eventually(lambda: len(world.cells[0].accumulated) >= 3)
     await reclaim(world, 0, deadline_seconds=0)
+    asked = True
     state = await world.until(lambda state: state.core == 1 and indices(state) == [1])
+    assert not world.noted("alarm")
     assert world.commits == {}
     world.may_finish = lambda cell: True
     assert (await burst.result()).version == 1
