@@ -67,6 +67,16 @@ def host_store(stages: int, timeout_seconds: float) -> TCPStore:
     )
 
 
+def is_device_busy(where: torch.device) -> bool:
+    """Whether an accelerator still has work that was given to it; False for the processor, and for a broken one."""
+    if where.type != "cuda":
+        return False
+    try:
+        return not torch.cuda.default_stream(where).query()
+    except RuntimeError:
+        return False
+
+
 @contextlib.contextmanager
 def on_loopback() -> Iterator[None]:
     """Gloo groups made meanwhile listen on loopback alone, whatever interface this process uses for others."""

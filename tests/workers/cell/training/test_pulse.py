@@ -67,6 +67,18 @@ def test_a_stall_is_one_of_all_stages():
     assert stalls == ["stalled"]
 
 
+def test_an_accelerator_is_at_work_when_nobody_s_thread_is():
+    """A thread hands a pass over in no time; what it takes is seen on the device alone."""
+    first, beats = Progress(), [Report(op="beat")]
+    watch = StallWatch(first, lambda: beats, lambda: None)
+    first.is_device_busy = lambda: True
+    with first.waiting():
+        assert first.is_at_work
+        assert not any(watch.look() for _ in range(3 * STALLED_LOOKS))
+        first.is_device_busy = lambda: False
+        assert watch.look()
+
+
 def test_a_stage_that_is_still_being_built_computes(policy, monkeypatch):
     """A replica is built while the first stage waits for it to load its weights: with a large model, for minutes."""
     beats, seen = [], []
@@ -95,9 +107,13 @@ def test_a_stage_that_is_still_being_built_computes(policy, monkeypatch):
     )
     monkeypatch.setattr("workers.cell.training.pipeline.orders.Frames", Line)
     monkeypatch.setattr("workers.cell.training.model.build_model", built)
+    monkeypatch.setattr("workers.cell.training.backend.is_device_busy", lambda where: len(seen) > 2)
     monkeypatch.setenv(KEY_VARIABLE, "key")
     process.main()
     assert seen == [True, False]
+    assert beats[0]().is_computing is False
+    seen.append("a pass is on its way")
+    assert beats[0]().is_computing is True, "its device is at work"
 
 
 HANGS = """

@@ -5,13 +5,14 @@ A cell over several hosts needs a launcher of its own for `process`; the rest on
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from infra.weights.architecture import Architecture
 from infra.weights.layout import FlatLayout
-from workers.cell.training.backend import StageGroups, host_store, join_stages
+from workers.cell.training.backend import StageGroups, host_store, is_device_busy, join_stages
 from workers.cell.training.model import build_model
 from workers.cell.training.parts import stages_of
 from workers.cell.training.pipeline.chain import Chain
@@ -50,6 +51,7 @@ def join(processes: StageProcesses) -> tuple[Pipeline, StageGroups | None]:
     model = build_model(arch, part=part, dtype=dtype)
     link = Alone() if groups is None else MegatronLink(model, groups.forward, groups.backward)
     stage = Stage(model, link, 0, stages, progress)
+    progress.is_device_busy = partial(is_device_busy, stage.device)
     return Pipeline(HostPolicy(arch, dtype), stage, chain, abandon=processes.abandon), groups
 
 

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,7 +49,7 @@ def main(serve: "Callable[[Stage, Frames, StageGroups], None] | None" = None) ->
     import torch
 
     from infra.weights.architecture import Architecture
-    from workers.cell.training.backend import join_stages
+    from workers.cell.training.backend import is_device_busy, join_stages
     from workers.cell.training.model import build_model
     from workers.cell.training.parts import stages_of
     from workers.cell.training.pipeline.link import Alone, MegatronLink
@@ -64,7 +65,7 @@ def main(serve: "Callable[[Stage, Frames, StageGroups], None] | None" = None) ->
         connection,
         Order,
         lost=lambda: os._exit(1),
-        beat=lambda: Report(op="beat", is_computing=progress.is_computing, moved=progress.moved),
+        beat=lambda: Report(op="beat", is_computing=progress.is_at_work, moved=progress.moved),
         quiet_looks=round(BUSY_SECONDS / options.beat_seconds),  # the first stage has its own who look after it
         beat_seconds=options.beat_seconds,
     )
@@ -76,6 +77,7 @@ def main(serve: "Callable[[Stage, Frames, StageGroups], None] | None" = None) ->
         model = build_model(arch, part=part, dtype=dtype)
         link = Alone() if groups is None else MegatronLink(model, groups.forward, groups.backward)
         stage = Stage(model, link, options.stage, options.stages, progress)
+        progress.is_device_busy = partial(is_device_busy, stage.device)
     if serve is None:
         StageServer(stage, frames).serve()
     elif groups is not None:

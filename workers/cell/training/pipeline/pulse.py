@@ -39,11 +39,20 @@ class Stillness:
 
 
 class Progress:
-    """What a stage's computing thread is at, for other threads to see. `moved` counts whatever came to an end."""
+    """What a stage's computing thread is at, for other threads to see. `moved` counts whatever came to an end.
+
+    `is_device_busy`: whether an accelerator has work left that the thread gave it; the thread does not wait for that.
+    """
 
     def __init__(self) -> None:
         self.is_computing = self.is_waiting = False
         self.moved = 0
+        self.is_device_busy: Callable[[], bool] = lambda: False
+
+    @property
+    def is_at_work(self) -> bool:
+        """The thread or the accelerator."""
+        return self.is_computing or self.is_device_busy()
 
     @contextmanager
     def computing(self) -> Iterator[None]:
@@ -118,7 +127,7 @@ class StallWatch:
         beats = self._others()
         is_stalled = self._rule.is_stalled(
             first_waits=self._first.is_waiting,
-            any_computes=any(beat is None or beat.is_computing for beat in beats),
+            any_computes=self._first.is_at_work or any(beat is None or beat.is_computing for beat in beats),
             moved=self._first.moved + sum(beat.moved for beat in beats if beat is not None),
         )
         if is_stalled:
