@@ -68,7 +68,9 @@ class Succession(Allocation):
         if not over.told:
             self._note("alarm", core.spec.index, ("the core stays", "no cell is ready to take it over"))
         self.hand_over, self.cells.core_stays = over.model_copy(update={"told": True}), True
-        self._call_members()
+        if self.batch is not None and self.batch.held:  # not at every look: what is told wakes the Scheduler again
+            self._call_members()
+            self.dirty = True
 
     def _ask(self, heir: int, over: HandOver) -> None:
         """Let `heir` take over; whatever it and the core have accumulated does not count any more."""

@@ -179,6 +179,19 @@ def test_an_heir_that_begins_anew_is_not_waited_for(role: CellRole):
     assert passed_over == ([f"it is {role.value}"] if gone else [])
 
 
+@pytest.mark.parametrize("held", [True, False, None])
+def test_a_core_that_stays_wakes_nobody_at_every_look(held: bool | None):
+    """What is told to a batch wakes the Scheduler: told at every look, it would never rest."""
+    called: list[bool] = []
+    batch = None if held is None else SimpleNamespace(held=held)
+    scheduler: Any = SimpleNamespace(
+        batch=batch, dirty=False, cells=CellTable(()), _call_members=lambda: called.append(True)
+    )
+    core = CellEntry(spec=CellSpec(index=0))
+    Succession._keep(scheduler, core, HandOver(told=True))
+    assert (bool(called), scheduler.dirty, scheduler.cells.core_stays) == (held is True, held is True, True)
+
+
 @pytest.mark.parametrize(("change", "waits"), [(1, False), (2, True)])
 async def test_the_record_of_a_hand_over_does_not_stand_for_the_next_one(change: int, waits: bool):
     async def recorded(*_) -> None:
