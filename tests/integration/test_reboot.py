@@ -12,7 +12,7 @@ from workflows.messages.scheduling import Weights
 from workflows.messages.transition import Direction, TransitionReport, TransitionResult, TransitionSpec
 from workflows.policy.state import PolicyState
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 async def test_the_worker_ends_its_boot_and_the_next_one_serves(tmp_path: Path) -> None:

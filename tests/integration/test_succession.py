@@ -10,7 +10,9 @@ from infra.actor import ActorClient
 from infra.audit import audit_run
 from infra.records.cores import core_on_record
 from infra.records.schema import cores, executions, transitions, updates
+from infra.settings.fleet import PacedTrainer
 from infra.settings.run import Secrets, load_run
+from infra.temporal.client import ask
 from tests.integration.conftest import Run
 from tests.integration.scene import burst, paced_fleet
 from workers.cli import cells
@@ -31,11 +33,13 @@ async def optimizer_steps(folder: Path, cell: int) -> int | None:
 
 async def core_of(run: Run) -> int:
     handle = run.client.get_workflow_handle(ids.scheduler_id(NAME))
-    return (await handle.query("elasticity", result_type=Elasticity)).core
+    return (await ask(handle, "elasticity", Elasticity)).core
 
 
 async def test_the_core_leaves_in_mid_burst(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    fleet = paced_fleet(tmp_path, run=NAME, cells=3).model_copy(update={"trainer": "paced"})
+    # Training takes long enough to be seen going on.
+    slow = {"trainer": "paced", "paced_trainer": PacedTrainer(tokens_per_second=300)}
+    fleet = paced_fleet(tmp_path, run=NAME, cells=3).model_copy(update=slow)
     folder = tmp_path / "run"
     async with LocalStack(fleet, folder) as stack:
         await stack.ready(timeout_seconds=300)
