@@ -36,10 +36,15 @@ def when_told_to_stop(stop: Callable[[], None], *, grace_seconds: float = GRACE_
     """Have the running loop call `stop` at TERM and INT. From the first on, the process ends within its grace."""
 
     def told() -> None:
-        left, _ = signal.setitimer(signal.ITIMER_REAL, grace_seconds + _MARGIN_SECONDS)
-        if left:
-            signal.setitimer(signal.ITIMER_REAL, left)
+        end_within(grace_seconds)
         stop()
 
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, told)
+
+
+def end_within(grace_seconds: float) -> None:
+    """Have the kernel end this process when its grace is over, unless it was to be over earlier."""
+    left, _ = signal.setitimer(signal.ITIMER_REAL, grace_seconds + _MARGIN_SECONDS)
+    if left and left < grace_seconds + _MARGIN_SECONDS:
+        signal.setitimer(signal.ITIMER_REAL, left)

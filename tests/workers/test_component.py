@@ -24,6 +24,17 @@ async def main():
 
 asyncio.run(main())
 """
+OVER = """
+import asyncio
+from workers.component import end_within
+
+async def main():
+    for grace in (600, -1.9, 600):
+        end_within(grace)
+    await asyncio.to_thread(lambda: [None for _ in iter(int, 1)])
+
+asyncio.run(main())
+"""
 ORPHAN = """
 import os, time
 from workers.supervisor.tree import tied_to_parent
@@ -54,6 +65,10 @@ def test_one_that_hangs_at_its_end_is_ended_by_the_kernel():
     code, said = ended(TOLD.format(grace=-1.9, then=hang))
     assert code == -signal.SIGALRM
     assert said in (["told"], [])  # a tenth of a second may be over before it says so
+
+
+def test_what_is_over_by_itself_ends_at_the_earliest_time_that_was_said():
+    assert ended(OVER) == (-signal.SIGALRM, [])
 
 
 def test_a_child_that_is_started_while_its_supervisor_dies_does_not_live_on():

@@ -36,7 +36,7 @@ from workers.cell.announcement import announce
 from workers.cell.engine import engine_server
 from workers.cell.proof import PacedProof, SglangProof
 from workers.cell.stream import BatchStream
-from workers.component import CELL_GRACE_SECONDS, when_told_to_stop
+from workers.component import CELL_GRACE_SECONDS, end_within, when_told_to_stop
 from workers.registration import STEP_GRACE, activities_of, interceptors
 from workflows.messages import ids
 from workflows.messages.errors import GyreError
@@ -81,6 +81,8 @@ async def serve(run_dir: Path, index: int) -> None:
         asked = asyncio.create_task(cell.over.wait())
         for task in (announced, asked):
             held.callback(task.cancel)
+        # A thread that never comes back, at a disk that hangs, must not keep the next boot from coming.
+        held.callback(end_within, CELL_GRACE_SECONDS)
         _log.info("cell %d, boot %d, is up", index, epoch)
         await _first(stop, *deaths, announced, asked)
         # At once, beside the steps' own end: what those still wait for goes with this boot either way.
