@@ -3,7 +3,8 @@
 Life: each side of a connection sends a beat from a thread of its own, however long its computing thread is busy; one
 that is silent, or does not read, for QUIET_LOOKS is gone. Progress: a beat says whether the stage computes and how far
 it has come. A stage that computes may take its time; a cell in which the first stage waits while nobody computes and
-nothing moves stands still, and has STALLED_LOOKS to prove otherwise.
+nothing moves stands still, and has STALLED_LOOKS to prove otherwise. An accelerator computes as long as it has work
+left; one whose work waits for another's looks the same, so a deadlock of devices takes BUSY_SECONDS to be seen.
 
 Time is counted in looks, one every BEAT_SECONDS of the one that looks: where the whole machine stands still, nobody is
 accused. Nothing heavy is imported here.
