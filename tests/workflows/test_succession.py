@@ -200,3 +200,16 @@ async def test_the_record_of_a_hand_over_does_not_stand_for_the_next_one(change:
     scheduler: Any = SimpleNamespace(run_name="r", naming=True, cells=SimpleNamespace(change=1), _control=recorded)
     await Succession._record_core(scheduler, 1, Weights(version=0, checksum="c"))
     assert scheduler.naming is waits
+
+
+async def test_a_core_that_is_dead_for_good_is_given_up(world: FakeWorld):
+    """Killed in mid-batch and never booted again: the heir goes on from what was committed, the burst ends."""
+    world.may_finish = lambda cell: cell.index == 0 and len(cell.accumulated) < 2
+    burst = await world.start_burst(groups_per_step=4, policy=EAGER)
+    await world.eventually(lambda: len(world.cells[0].accumulated) >= 2)
+    await world.cells[0].die()
+    await reclaim(world, 0, deadline_seconds=0)
+    world.may_finish = lambda cell: True
+    assert (await burst.result()).version == 1
+    assert (world.combined, set(micro_steps(world))) == (batches(world, 1), {1})
+    await world.until(lambda state: indices(state) == [1])
