@@ -53,12 +53,19 @@ def rows_of(
     subject: str,
     remarks: Mapping[tuple[str, str, int], str] = MappingProxyType({}),
 ) -> list[Row]:
-    """A row for every run, in their order. `predicted`: seconds by `key_of`, as `remarks`."""
-    subjects = {(one.workload, one.seed): one.seconds for one in measured if one.label == subject}
+    """A row for every run, in their order. `predicted`: seconds by `key_of`, as `remarks`.
+
+    What was kept from before another draw of the workload has no ratio: it ran other executions.
+    """
+    subjects = {_work(one): one.seconds for one in measured if one.label == subject}
     return [
-        _row(one, predicted.get(key_of(one)), subjects.get((one.workload, one.seed)), remarks.get(key_of(one), ""))
+        _row(one, predicted.get(key_of(one)), subjects.get(_work(one)), remarks.get(key_of(one), ""))
         for one in measured
     ]
+
+
+def _work(one: Measured) -> tuple[str, int, str]:
+    return one.workload, one.seed, one.workload_sha256
 
 
 def _row(one: Measured, simulated: float | None, subject: float | None, remark: str) -> Row:

@@ -41,6 +41,12 @@ def test_ratios_are_of_the_same_seed_and_errors_of_what_was_measured() -> None:
     assert [row.error for row in rows] == [None, pytest.approx(-0.1), None, None]
 
 
+def test_what_ran_other_executions_is_set_against_nothing() -> None:
+    """A folder may hold runs from before the workload was drawn anew."""
+    runs = [measured("a", 10, workload_sha256="new"), measured("b", 14, workload_sha256="old")]
+    assert [row.ratio for row in rows_of(runs, {}, "a")] == [1.0, None]
+
+
 def test_a_remark_takes_no_verdict_away() -> None:
     runs = [measured("a", 10), measured("b", 14)]
     rows = rows_of(runs, {}, "a", {key_of(runs[1]): "slow start"})
