@@ -45,6 +45,8 @@ class Elastic(Succession):
             return
         if index not in self.reclaimed and index != self._next_index():
             raise refusal(f"cell.index: the next one is {self._next_index()}")
+        if index == 0 and not offer.cell.trains:  # a fleet is not loaded again without
+            raise refusal("cell.trains: cell 0 is one that trains, also after it has handed the core over")
         if len(entries) >= self.spec.max_cells:
             raise refusal(f"cell: the run may have {self.spec.max_cells} cells at most")
 

@@ -4,15 +4,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from temporalio.exceptions import ApplicationError
 
 from tests.workflows.test_elastic import indices, micro_steps, reclaim, refused
 from tests.workflows.watching import watching
 from tests.workflows.world import FakeWorld
 from workflows.books import CellMove, HandOver
 from workflows.cell_table import CellEntry, CellTable
+from workflows.elastic import Elastic
 from workflows.messages import ids
 from workflows.messages.errors import ActorUnavailable, Fenced
-from workflows.messages.fleet import CellRole, CellSpec, Elasticity
+from workflows.messages.fleet import CellRole, CellSpec, Elasticity, OfferCell
 from workflows.messages.scheduling import Weights
 from workflows.messages.transition import TransitionResult
 from workflows.succession import Succession
@@ -177,6 +179,16 @@ def test_an_heir_that_begins_anew_is_not_waited_for(role: CellRole):
     Succession._miss_heir(scheduler)
     gone = role in (CellRole.LOST, CellRole.PARKED, CellRole.STARTING)
     assert passed_over == ([f"it is {role.value}"] if gone else [])
+
+
+def test_the_first_cell_may_come_back_if_it_trains():
+    """After it has handed the core over and left; no stack would follow another one."""
+    scheduler: Any = SimpleNamespace(
+        cells=SimpleNamespace(entries={1: None}), reclaimed={0}, spec=SimpleNamespace(max_cells=8)
+    )
+    Elastic._may_offer(scheduler, OfferCell(cell=CellSpec(index=0)))
+    with pytest.raises(ApplicationError, match=r"cell\.trains"):
+        Elastic._may_offer(scheduler, OfferCell(cell=CellSpec(index=0, trains=False)))
 
 
 @pytest.mark.parametrize("held", [True, False, None])
