@@ -282,6 +282,19 @@ class Allocation(Errands):
             self._back(core, reasons, state)
         return stay
 
+    def _keep_late(self) -> None:
+        """Cells that came into training after their burst had ended stay if the policy keeps what it moved: a move that
+        was decided at the last commit is worth no less for that."""
+        burst, late = self.burst, set(self.cells.in_role(CellRole.TRAINING)) - set(self.staying)
+        if not late or burst is None or not burst.follows or self.burst_cancelled:
+            return
+        name, state = self._policy().name, self._policy_state()
+        dispatch = top_up(burst.quota, self.accounts.outstanding()) * burst.executions_per_group
+        reasons = registry.why_at_burst_end(name, state, dispatch, self.mode)
+        for cell in sorted(late.intersection(registry.at_burst_end(name, state, dispatch, self.mode))):
+            self._note("stay", cell, reasons, state, policy=name)
+            self.staying = (*self.staying, cell)
+
     def _return(self, cell: int, reason: str) -> None:
         """Send a cell in training back to rollout, unless it stays (or is on its way already)."""
         if self.cells.role(cell) is CellRole.TRAINING and cell not in self.staying:

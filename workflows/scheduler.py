@@ -290,7 +290,8 @@ class Scheduler(Elastic):
         if not self.publishing:
             self.publishing = True
             self._publish(self.ending)
-        # A cell that was on its way into training when the burst ended is sent back at once.
+        # A cell that was on its way into training when the burst ended is sent back, unless the policy keeps it.
+        self._keep_late()
         for cell in self.cells.in_role(CellRole.TRAINING):
             self._return(cell, "came into training after the burst had ended")
         serving = self.cells.serving(self.weights.version)

@@ -132,6 +132,21 @@ async def test_replaced_executions_get_an_engine_back_when_every_cell_trains(mak
     await world.until(world.all_serving)
 
 
+async def test_a_cell_that_is_late_for_its_burst_stays_for_the_next_one_if_the_policy_keeps_it(make_world):
+    """A move that is decided at the last commit of a burst ends after it. It is worth no less for that."""
+    world = await make_world((4, 4, 4))
+    late = world.faults.add(
+        "restore_training", when=lambda lease: lease.cell == 1, until=lambda: world.noted("publish")
+    )
+    policy = {"name": "async", "split": 2, "hold_seconds": 0}
+    assert len(await world.run_campaign(bursts=3, steps=1, policy=policy)) == 3
+    assert late.hits == 1
+    await world.until(world.all_serving)
+    await world.whole_ledger()
+    assert departures(world, Direction.TO_TRAINING) == {0: 1, 1: 1}
+    assert 1 in {entry.cell for entry in world.noted("stay")}
+
+
 async def test_processor_slots_go_where_they_are_short(make_world):
     """Two harnesses at once are too few, six graders too many: `throughput` shares them out, the host obeys."""
     world = await make_world((4, 4, 4), harness_slots=2, evaluator_slots=6)
