@@ -159,6 +159,7 @@ class Books(Parking):
         self.ledger: list[LedgerEntry] = []
         self.told = state.told
         self.jobs: set[asyncio.Task[None]] = set()
+        self.voice = asyncio.Lock()
         self.broken: BaseException | None = None
         self.opening: OpenBurst | None = None
         self.cancelled_while_opening = self.admitting = self.sweeping = self.writing = self.measuring = False
@@ -210,8 +211,12 @@ class Books(Parking):
             self._signal(self.batch.request.batch, signal, message)
 
     def _signal(self, workflow_id: str, signal: str, message: Message) -> None:
-        handle = workflow.get_external_workflow_handle(workflow_id)
-        self._spawn(handle.signal(signal, message), f"signal {signal} to {workflow_id}")
+        self._spawn(self._send(workflow_id, signal, message), f"signal {signal} to {workflow_id}")
+
+    async def _send(self, workflow_id: str, signal: str, message: Message) -> None:
+        """One at a time: signals that are under way together may overtake each other."""
+        async with self.voice:
+            await workflow.get_external_workflow_handle(workflow_id).signal(signal, message)
 
     def _spawn(self, job: Coroutine[Any, Any, Any], what: str) -> None:
         """Run a job beside the main loop. One that fails for good leaves an alarm, never a stopped scheduler."""

@@ -35,3 +35,17 @@ def has(history: WorkflowHistory, kind: "EventType.ValueType") -> bool:
 
 def largest(history: WorkflowHistory) -> HistoryEvent:
     return max(history.events, key=lambda event: event.ByteSize())
+
+
+def signals_at_once(history: WorkflowHistory) -> int:
+    """How many signals to other workflows were under way at the same time, at most."""
+    begun = EventType.EVENT_TYPE_SIGNAL_EXTERNAL_WORKFLOW_EXECUTION_INITIATED
+    over = (
+        EventType.EVENT_TYPE_EXTERNAL_WORKFLOW_EXECUTION_SIGNALED,
+        EventType.EVENT_TYPE_SIGNAL_EXTERNAL_WORKFLOW_EXECUTION_FAILED,
+    )
+    most = under_way = 0
+    for event in history.events:
+        under_way += (event.event_type == begun) - (event.event_type in over)
+        most = max(most, under_way)
+    return most

@@ -6,6 +6,7 @@ import pytest
 from temporalio.client import WorkflowFailureError
 from temporalio.exceptions import ApplicationError
 
+from tests.workflows.histories import histories_of, signals_at_once
 from tests.workflows.watching import watching
 from tests.workflows.world import FakeWorld, names_of
 from workflows.messages import ids
@@ -96,6 +97,17 @@ async def test_refill_replaces_groups_without_signal_and_stops(world: FakeWorld)
 
 
 @pytest.mark.essential
+async def test_a_batch_gets_its_groups_in_the_order_of_their_admission(world: FakeWorld):
+    """Also those that it is told of all at once: signals that are under way together may overtake each other."""
+    policy = {"name": "async", "split": 1, "streaming": False}
+    await (await world.start_burst(groups_per_step=4, policy=policy)).result()
+    (history,) = [history for kind, history in await histories_of(world.client, world.run) if kind == "Scheduler"]
+    assert signals_at_once(history) == 1
+    (commit,) = world.commits.values()
+    sequence = {ids.group_id(group.burst, group.group): group.sequence for group in world.admitted}
+    assert [sequence[group] for group in commit.groups] == [1, 2, 3, 4]
+
+
 async def test_a_wrong_file_fails_and_names_the_field(world: FakeWorld):
     good = world.burst_spec().model_dump(mode="json")
     name = ids.burst_id(world.run, "first")
