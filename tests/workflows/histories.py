@@ -1,5 +1,7 @@
 """Histories of workflows: fetched, measured, looked through."""
 
+from collections import Counter
+
 from temporalio.api.enums.v1 import EventType, WorkflowTaskFailedCause
 from temporalio.api.history.v1 import HistoryEvent
 from temporalio.client import Client, WorkflowHistory
@@ -38,14 +40,20 @@ def largest(history: WorkflowHistory) -> HistoryEvent:
 
 
 def signals_at_once(history: WorkflowHistory) -> int:
-    """How many signals to other workflows were under way at the same time, at most."""
-    begun = EventType.EVENT_TYPE_SIGNAL_EXTERNAL_WORKFLOW_EXECUTION_INITIATED
-    over = (
-        EventType.EVENT_TYPE_EXTERNAL_WORKFLOW_EXECUTION_SIGNALED,
-        EventType.EVENT_TYPE_SIGNAL_EXTERNAL_WORKFLOW_EXECUTION_FAILED,
-    )
-    most = under_way = 0
+    """How many signals to one and the same other workflow were under way at the same time, at most."""
+    most, under_way = 0, Counter[str]()
     for event in history.events:
-        under_way += (event.event_type == begun) - (event.event_type in over)
-        most = max(most, under_way)
+        match event.event_type:
+            case EventType.EVENT_TYPE_SIGNAL_EXTERNAL_WORKFLOW_EXECUTION_INITIATED:
+                begun = event.signal_external_workflow_execution_initiated_event_attributes
+                under_way[begun.workflow_execution.workflow_id] += 1
+            case EventType.EVENT_TYPE_EXTERNAL_WORKFLOW_EXECUTION_SIGNALED:
+                told = event.external_workflow_execution_signaled_event_attributes
+                under_way[told.workflow_execution.workflow_id] -= 1
+            case EventType.EVENT_TYPE_SIGNAL_EXTERNAL_WORKFLOW_EXECUTION_FAILED:
+                failed = event.signal_external_workflow_execution_failed_event_attributes
+                under_way[failed.workflow_execution.workflow_id] -= 1
+            case _:
+                continue
+        most = max(most, *under_way.values())
     return most
