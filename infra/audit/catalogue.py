@@ -79,6 +79,8 @@ CATALOGUE: dict[str, Fault] = {
     "update-repeated": Fault(6, "a batch made more than one update"),
     "update-without-targets": Fault(6, "a batch without targets made an update"),
     "version-went-back": Fault(6, "a batch starts at another version than the one before it left"),
+    "core-gap": Fault(6, "hand-overs of the core are not numbered one after the other"),
+    "core-version": Fault(6, "the core was handed over at weights that no update made, or at older ones than before"),
     "checksum-repeated": Fault(6, "two versions have the same weights checksum"),
     "checksum-differs": Fault(6, "a version of weights is named with another checksum than its update made"),
     "consumed-version": Fault(6, "a group's consumed version is not its batch's version before the update"),

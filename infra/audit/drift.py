@@ -27,5 +27,7 @@ def check_checksums(engine: Engine, findings: Findings) -> None:
     for row in stream(engine, select(claims).where(claims.c.done_at.is_not(None))):
         subject = f"{row.batch} micro-step {row.micro_step} attempt {row.attempt}"
         check(subject, f"cell {row.cell}'s version", row.version, row.checksum)
+    for row in stream(engine, select(schema.cores)):
+        check(f"hand-over {row.change}", "handed-over version", row.version, row.checksum)
     for row in stream(engine, select(engines)):
         check(f"engine {row.engine}", "served version", row.version, row.checksum)

@@ -5,6 +5,7 @@ from itertools import pairwise
 
 from sqlalchemy import Engine, select
 
+from infra.audit.cores import Cores, check_cores
 from infra.audit.groups import BatchFact, GroupFact
 from infra.audit.reader import scalar, stream
 from infra.audit.report import Findings
@@ -24,7 +25,8 @@ def check_batches(
     """Check every committed batch, and that together they make one line of versions."""
     committed = [batch for batch in batches if batch.committed_at is not None]
     counts = {batch.batch: targets.check_batch(batch) for batch in committed}
-    joins = sum(_check_acceptance(engine, findings, timelines, batch) for batch in committed)
+    cores = check_cores(engine, findings)
+    joins = sum(_check_acceptance(engine, findings, timelines, cores, batch) for batch in committed)
     for batch in committed:
         _check_normalizer(engine, findings, batch, groups)
     _check_versions(engine, findings, committed, counts)
@@ -35,7 +37,7 @@ def check_batches(
     }
 
 
-def _check_acceptance(engine: Engine, findings: Findings, timelines: Timelines, batch: BatchFact) -> int:
+def _check_acceptance(engine: Engine, findings: Findings, timelines: Timelines, cores: Cores, batch: BatchFact) -> int:
     """Returns how many satellites took part in the batch."""
     subject = batch.batch
     steps, claims = schema.micro_steps, schema.claims
@@ -69,7 +71,7 @@ def _check_acceptance(engine: Engine, findings: Findings, timelines: Timelines, 
         until = (batch.committed_at or 0.0) + SKEW_SECONDS
         done = claim.done_at is not None and claim.claimed_at <= claim.done_at <= until
         findings.expect(done, "claim-unfinished", subject, f"{text}: done at {claim.done_at}")
-    return len({entry["cell"] for entry in accepted if entry["cell"] > 0})
+    return len({entry["cell"] for entry in accepted} - {cores.at(batch.committed_at or 0.0)})
 
 
 def _check_normalizer(engine: Engine, findings: Findings, batch: BatchFact, groups: dict[str, GroupFact]) -> None:

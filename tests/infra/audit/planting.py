@@ -41,3 +41,10 @@ def change_member(run: SyntheticRun, group: str, member: int, **values: Any) -> 
     members = run.row(schema.groups, group_id=group)["members"]
     members[member] |= values
     run.change(schema.groups, {"group_id": group}, members=members)
+
+
+def hand_over(run: SyntheticRun, change: int, *, version: int = 2) -> dict[str, Any]:
+    """A row that says that cell 1 took over the core, at the weights of this version, a second after its update."""
+    update = run.row(schema.updates, version=version)
+    row = {"change": change, "cell": 1, "version": version, "checksum": update["checksum"]}
+    return row | {"named_at": update["committed_at"] + 1}

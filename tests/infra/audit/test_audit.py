@@ -19,7 +19,7 @@ from infra.micro_steps import decode
 from infra.records import schema
 from tests.infra.audit.faults.training import same_execution_in_two_batches
 from tests.infra.audit.faults.versions import satellite_trained_old_weights
-from tests.infra.audit.planting import VICTIM
+from tests.infra.audit.planting import VICTIM, hand_over
 from tests.infra.audit.recording import T0, SyntheticRun, batch_id, execution_id
 from workflows.messages.errors import InvalidInput
 
@@ -274,3 +274,11 @@ def test_kept_kv_is_right_where_a_publish_kept_it(recorded: SyntheticRun, kept: 
     codes = audit_records(recorded.engine, recorded.store, at_rest=True).codes()
     assert ("mixed-kv-unexplained" in codes) is not kept
     assert not {"token-version-differs", "request-went-back", "unpublished-version"} & set(codes)
+
+
+def test_who_led_a_batch_is_none_of_its_satellites(recorded: SyntheticRun) -> None:
+    """Cells 0 and 1 worked on each of the three batches with an update; after the first one cell 2 took over."""
+    recorded.add(schema.cores, hand_over(recorded, 1, version=1) | {"cell": 2})
+    report = audit_records(recorded.engine, recorded.store)
+    assert report.ok
+    assert report.figures["satellite_joins"] == 1 + 2 + 2

@@ -207,6 +207,20 @@ def version_skipped(run: SyntheticRun) -> None:
     change(run, schema.updates, updates(run)[-1], version=updates(run)[-1]["version"] + 1)
 
 
+@plants("core-gap")
+def hand_over_that_nobody_recorded(run: SyntheticRun) -> None:
+    last = updates(run)[-1]
+    row = {"cell": 1, "version": last["version"], "checksum": last["checksum"], "named_at": last["committed_at"] + 1}
+    run.add(schema.cores, row | {"change": 1000})
+
+
+@plants("core-version")
+def core_handed_over_at_weights_that_nobody_made(run: SyntheticRun) -> None:
+    last = updates(run)[-1]
+    row = {"cell": 1, "version": last["version"] + 100, "checksum": "f" * 64, "named_at": last["committed_at"] + 1}
+    run.add(schema.cores, row | {"change": 1000})
+
+
 @plants("update-missing")
 def batch_without_its_update(run: SyntheticRun) -> None:
     run.remove(schema.updates, version=updates(run)[-1]["version"])

@@ -3,7 +3,7 @@
 import numpy as np
 
 from infra.records import schema
-from tests.infra.audit.planting import BATCH, LAST, VICTIM, call_of, change_call, plants
+from tests.infra.audit.planting import BATCH, LAST, VICTIM, call_of, change_call, hand_over, plants
 from tests.infra.audit.recording import T0, SyntheticRun, batch_id, execution_id
 
 # 6: weight versions of training
@@ -35,6 +35,27 @@ def version_skipped(run: SyntheticRun) -> None:
 @plants("update-gap")
 def updates_committed_backwards(run: SyntheticRun) -> None:
     run.change(schema.updates, {"version": 1}, committed_at=T0 + 46)
+
+
+@plants("core-gap")
+def hand_over_that_nobody_recorded(run: SyntheticRun) -> None:
+    run.add(schema.cores, hand_over(run, 2))
+
+
+@plants("core-version")
+def core_handed_over_at_weights_that_nobody_made(run: SyntheticRun) -> None:
+    run.add(schema.cores, hand_over(run, 1) | {"version": 99})
+
+
+@plants("core-version")
+def core_handed_over_at_older_weights(run: SyntheticRun) -> None:
+    older = hand_over(run, 2, version=1)
+    run.add(schema.cores, hand_over(run, 1, version=2), older)
+
+
+@plants("checksum-differs")
+def core_handed_over_with_other_weights(run: SyntheticRun) -> None:
+    run.add(schema.cores, hand_over(run, 1) | {"checksum": "f" * 64})
 
 
 @plants("update-missing")
