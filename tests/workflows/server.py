@@ -14,6 +14,9 @@ from temporalio.contrib.pydantic import pydantic_data_converter
 
 from infra.temporal.server import SEARCH_ATTRIBUTES, temporal_binary
 
+START_SECONDS = 120.0
+"""How long a server may take to serve its namespace on a busy machine."""
+
 
 def _free_port() -> int:
     with socket.socket() as probe:
@@ -52,7 +55,7 @@ def _die_with_parent() -> None:
 
 
 def _await_port(process: subprocess.Popen[bytes], port: int) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline:
         if process.poll() is not None:
             raise RuntimeError(f"the development server ended with {process.returncode}")
@@ -65,7 +68,7 @@ def _await_port(process: subprocess.Popen[bytes], port: int) -> None:
 
 async def connect(address: str) -> Client:
     """A client with the production data converter; waits until the namespace is there."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + START_SECONDS
     while True:
         try:
             client = await Client.connect(address, data_converter=pydantic_data_converter)
