@@ -12,7 +12,7 @@ from temporalio.exceptions import ApplicationError
 from workflows.books import CellMove, Judgement, PendingMove
 from workflows.errands import Errands
 from workflows.messages import ids
-from workflows.messages.burst import Purpose
+from workflows.messages.burst import BurstSpec, Purpose
 from workflows.messages.fleet import CellReport, CellRole
 from workflows.messages.scheduling import EndBurst
 from workflows.messages.transition import Direction, MoveCell
@@ -267,33 +267,42 @@ class Allocation(Errands):
 
     def _stayers(self) -> tuple[int, ...]:
         """The cells that train on for the burst that follows; the core is told of either way, with the reason."""
-        burst = self.burst
-        if burst is None or not burst.follows or self.burst_cancelled:
+        burst = self._followed()
+        if burst is None:
             return ()
-        training = self.cells.in_role(CellRole.TRAINING)
-        name, state = self._policy().name, self._policy_state()
-        dispatch = top_up(burst.quota, self.accounts.outstanding()) * burst.executions_per_group
-        stay = registry.at_burst_end(name, state, dispatch, self.mode)
-        reasons = registry.why_at_burst_end(name, state, dispatch, self.mode)
-        for cell in stay:
-            self._note("stay", cell, reasons, state, policy=name)
+        stay, reasons, state = self._at_end_of(burst)
+        self._note_stay(stay, reasons, state)
         core = self.cells.core
-        if core in training and core not in stay:
+        if core in self.cells.in_role(CellRole.TRAINING) and core not in stay:
             self._back(core, reasons, state)
         return stay
 
     def _keep_late(self) -> None:
         """Cells that came into training after their burst had ended stay if the policy keeps what it moved: a move that
         was decided at the last commit is worth no less for that."""
-        burst, late = self.burst, set(self.cells.in_role(CellRole.TRAINING)) - set(self.staying)
-        if not late or burst is None or not burst.follows or self.burst_cancelled:
+        burst, late = self._followed(), set(self.cells.in_role(CellRole.TRAINING)) - set(self.staying)
+        if burst is None or not late:
             return
+        stay, reasons, state = self._at_end_of(burst)
+        kept = tuple(sorted(late.intersection(stay)))
+        self._note_stay(kept, reasons, state)
+        self.staying = (*self.staying, *kept)
+
+    def _followed(self) -> BurstSpec | None:
+        """The burst, if its cells may train on for the one that follows."""
+        burst = self.burst
+        return burst if burst is not None and burst.follows and not self.burst_cancelled else None
+
+    def _at_end_of(self, burst: BurstSpec) -> tuple[tuple[int, ...], tuple[str, str], PolicyState]:
+        """Who trains on by the policy, why they and no others, and in which state."""
         name, state = self._policy().name, self._policy_state()
         dispatch = top_up(burst.quota, self.accounts.outstanding()) * burst.executions_per_group
-        reasons = registry.why_at_burst_end(name, state, dispatch, self.mode)
-        for cell in sorted(late.intersection(registry.at_burst_end(name, state, dispatch, self.mode))):
-            self._note("stay", cell, reasons, state, policy=name)
-            self.staying = (*self.staying, cell)
+        stay = registry.at_burst_end(name, state, dispatch, self.mode)
+        return stay, registry.why_at_burst_end(name, state, dispatch, self.mode), state
+
+    def _note_stay(self, cells: Sequence[int], reasons: tuple[str, str], state: PolicyState) -> None:
+        for cell in cells:
+            self._note("stay", cell, reasons, state, policy=self._policy().name)
 
     def _return(self, cell: int, reason: str) -> None:
         """Send a cell in training back to rollout, unless it stays (or is on its way already)."""
