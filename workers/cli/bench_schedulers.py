@@ -20,6 +20,7 @@ def bench(
     policies: list[str] | None = None,
     seeds: list[int] | None = None,
     split: int | None = None,
+    slower: float = 1.0,
     out: Path | None = None,
     resume: bool = False,
     from_: Path | None = None,
@@ -39,6 +40,9 @@ def bench(
         Which workload files; all of the part without it.
     split
         Training cells of async; the best one is searched without it.
+    slower
+        How many times as long all that takes time shall take: executions, answers, training. What the control plane
+        costs stays what it is, so a small machine comes nearer to hours.
     out
         Where each run's records and figures are kept as it ends, and the report so far; `var/bench/schedulers`
         without it.
@@ -50,8 +54,8 @@ def bench(
         Print JSON alone.
     """
     if from_:
-        if out or resume or split:
-            raise InvalidInput("nothing is run: --out, --resume and --split have no meaning", field="--from")
+        if out or resume or split or slower != 1:
+            raise InvalidInput("nothing is run: --out, --resume, --split and --slower have no meaning", field="--from")
         result = again(PARTS[part], from_, policies=policies or (), seeds=seeds or ())
     else:
         progress = Console(stderr=True)
@@ -63,6 +67,7 @@ def bench(
                 policies=policies or DEFAULT_POLICIES[part],
                 seeds=seeds or (),
                 split=split,
+                slower=slower,
                 resume=resume,
             )
         )

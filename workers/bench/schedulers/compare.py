@@ -100,18 +100,23 @@ async def compare(
     policies: Sequence[str],
     seeds: Sequence[int] = (),
     split: int | None = None,
+    slower: float = 1.0,
     resume: bool = False,
 ) -> dict[str, Any]:
     """Run every chosen policy on every chosen seed, one after the other.
 
     What is measured is kept below `folder` as it comes: each run's records and figures, and the report so far as
     `<part>.json`. `again` makes the report from those. `split` sets that of the policies that hold one, instead of
-    searching it; `resume` takes over what is there of the same workload, policy and code.
+    searching it; `slower` stretches all that takes time; `resume` takes over what is there of the same workload, policy
+    and code.
     """
     _known(part, policies)
     folder.mkdir(parents=True, exist_ok=True)
     measured: list[Measured] = []
-    for workload in _workloads(part, seeds):
+    if not 0.1 <= slower <= 100:
+        raise InvalidInput(f"{slower:g} is not between 0.1 and 100 times as long", field="slower")
+    for drawn in _workloads(part, seeds):
+        workload = drawn.stretched(slower) if slower != 1 else drawn
         for label in policies:
             contestant = Contestant(label=label, policy=_set(part.policies[label], workload, split))
             measured.append(await _one(workload, contestant, folder, told, resume=resume))

@@ -70,7 +70,7 @@ def _work(one: Measured) -> tuple[str, int, str]:
 
 def _row(one: Measured, simulated: float | None, subject: float | None, remark: str) -> Row:
     return Row(
-        name=f"{one.workload}, seed {one.seed}: {one.label}",
+        name=f"{one.workload}{_scale(one)}, seed {one.seed}: {one.label}",
         workload=one.workload,
         label=one.label,
         policy=one.policy,
@@ -87,6 +87,10 @@ def _row(one: Measured, simulated: float | None, subject: float | None, remark: 
         note=_note(one),
         remark=remark,
     )
+
+
+def _scale(one: Measured) -> str:
+    return f", {one.slower:g} times as slow" if one.slower != 1 else ""
 
 
 def _note(one: Measured) -> str:

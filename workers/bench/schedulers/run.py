@@ -76,6 +76,7 @@ class Measured(Message):
     workload_sha256: str = ""
     policy_sha256: str = ""
     code_version: str = ""
+    slower: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -217,6 +218,7 @@ def _ran(
         workload_sha256=sha256_of(workload),
         policy_sha256=sha256_of(contestant.policy),
         code_version=version,
+        slower=workload.slower,
     )
     return Ran(measured, read_run(records, fleet))
 

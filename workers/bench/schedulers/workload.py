@@ -57,6 +57,7 @@ class Workload(Message):
     training_tokens_per_second: float = Field(gt=0, description="of one cell")
     update_seconds: float = Field(default=0.0, ge=0)
     phases: tuple[int, ...] = Field(default=(), description="updates after which the workload changes")
+    slower: float = Field(default=1.0, gt=0, description="all that takes time takes so many times as long as drawn")
     groups: tuple[tuple[Execution, ...], ...]
 
     @model_validator(mode="after")
@@ -70,6 +71,23 @@ class Workload(Message):
             if len({execution.reward for execution in group}) < 2:
                 raise ValueError(f"groups.{index}: equal rewards, it would not be trained")
         return self
+
+    def stretched(self, factor: float) -> "Workload":
+        """The same executions and tokens, every second of theirs `factor` as long."""
+
+        def later(one: Execution) -> Execution:
+            turns = [turn.model_copy(update={"tool_seconds": turn.tool_seconds * factor}) for turn in one.turns]
+            return one.model_copy(update={"turns": tuple(turns)})
+
+        return self.model_copy(
+            update={
+                "slower": self.slower * factor,
+                "tokens_per_second": self.tokens_per_second / factor,
+                "training_tokens_per_second": self.training_tokens_per_second / factor,
+                "update_seconds": self.update_seconds * factor,
+                "groups": tuple(tuple(later(one) for one in group) for group in self.groups),
+            }
+        )
 
     @property
     def executions(self) -> int:

@@ -35,6 +35,7 @@ def _no_stack(monkeypatch: pytest.MonkeyPatch) -> None:
             workload.seed,
             workload=workload.name,
             split=contestant.policy.split,
+            slower=workload.slower,
             workload_sha256=sha256_of(workload),
         )
         return Ran(done, reference(folder))
@@ -78,6 +79,17 @@ async def test_the_report_is_of_the_runs_asked_for(tmp_path: Path) -> None:
         again(PART, tmp_path, policies=["lottery"])
 
 
+async def test_a_stretched_comparison_says_so(tmp_path: Path) -> None:
+    """By how much; and what is no factor is refused before anything is run."""
+    told = await compare.compare(PART, tmp_path, lambda _: None, policies=["waterlevel"], seeds=[0], slower=4)
+    assert [row["name"] for row in told["rows"]] == ["heavy-tailed, 4 times as slow, seed 0: waterlevel"]
+    assert again(PART, tmp_path) == told
+    for factor in (0, -1, 1000, float("nan")):
+        with pytest.raises(InvalidInput, match="times as long"):
+            await compare.compare(PART, tmp_path / "none", lambda _: None, policies=["waterlevel"], slower=factor)
+    assert not any((tmp_path / "none").glob("*"))
+
+
 async def test_where_nothing_was_kept_nothing_is_reported(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="no finished run"):
         again(PART, tmp_path / "absent")
@@ -98,7 +110,7 @@ def test_the_command_reports_from_what_was_kept(tmp_path: Path, capsys: pytest.C
     assert [row["label"] for row in told["rows"]] == ["waterlevel", "async"]
     bench("heavy-tailed", from_=tmp_path)
     assert "equal E[d]" in capsys.readouterr().out
-    refused: list[dict[str, Any]] = [{"resume": True}, {"out": tmp_path}, {"split": 2}]
+    refused: list[dict[str, Any]] = [{"resume": True}, {"out": tmp_path}, {"split": 2}, {"slower": 2.0}]
     for changes in refused:
         with pytest.raises(InvalidInput, match="have no meaning"):
             bench("heavy-tailed", from_=tmp_path, **changes)

@@ -47,6 +47,19 @@ def test_seconds_and_tokens_of_an_execution() -> None:
     assert small().staleness == 0.5
 
 
+def test_a_stretched_workload_takes_longer_and_is_otherwise_the_same() -> None:
+    """Tokens, rewards and order stay; every second is multiplied, training's and the update's too."""
+    drawn = small(update_seconds=1.5)
+    twice = drawn.stretched(2)
+    assert [one.tokens for group in twice.groups for one in group] == [
+        one.tokens for group in drawn.groups for one in group
+    ]
+    assert twice.longest_seconds == pytest.approx(2 * drawn.longest_seconds)
+    assert twice.training_seconds(0) == pytest.approx(2 * drawn.training_seconds(0))
+    assert (twice.update_seconds, twice.slower) == (3.0, 2)
+    assert twice.stretched(0.5) == drawn
+
+
 def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
     save_workload(tmp_path / "w-0.json", small())
     assert load_workload(tmp_path / "w-0.json") == small()
