@@ -46,9 +46,10 @@ async def test_the_worker_ends_its_boot_and_the_next_one_serves(tmp_path: Path) 
 
         async def booted(state: PolicyState) -> bool:
             boot = (await run.scheduler())["cells"][1]["boot_epoch"]
-            return boot == before["boot_epoch"] + 1 and state.cells[1].serving
+            cell = next(cell for cell in state.cells if cell.index == 1)
+            return boot > before["boot_epoch"] and cell.serving  # how many boots it takes is nobody's promise
 
-        await run.until(booted, "the next boot serves")
+        await run.until(booted, "a later boot serves")
         assert stack.processes()["cell-1"] not in (None, pid)
         ended = await (await run.start(burst("reboot", steps=1))).result()
         assert ended["version"] == 1
