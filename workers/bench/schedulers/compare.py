@@ -2,9 +2,9 @@
 
 import functools
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from infra.checkpoints.code_version import code_version
 from infra.records.database import open_database
@@ -19,6 +19,8 @@ from workflows.messages.errors import InvalidInput
 from workflows.messages.policies import PolicySettings, ThroughputSettings
 
 PACED_NOTE = "paced engines and trainers (doubles); Temporal, workflows, proxy, harness host and cell workers are real"
+_REMARK_CHARACTERS = 300
+Found = TypeVar("Found")
 RESULT = "measured.json"
 """Of one run, beside its records; written when it is over."""
 _SCALED = {"supply_fraction": 0.5, "hold_seconds": 0.0, "in_flight_depth": 1}
@@ -212,26 +214,52 @@ def remark_of(run: RecordedRun) -> str:
     return f"nothing but launches in the first {backlog:.0f} s: the control plane was behind" if backlog else ""
 
 
+def _prediction(part: Part, one: Measured, place: Path, read: Callable[[Path], RecordedRun]) -> float | None:
+    """Seconds that the simulator says `one` should have taken; None where the subject ran other executions.
+
+    `place`: of the subject's run of the same seed.
+    """
+    subject = Measured.model_validate_json((place / RESULT).read_text())
+    if subject.workload_sha256 != one.workload_sha256:
+        return None  # from before, of another workload
+    policy = part.policies[one.label].model_copy(update={"split": one.split})
+    reference = read(place)
+    opening = subject.seconds - reference.seconds  # from the campaign's start to its first execution
+    return opening + predicted_seconds(reference, policy)
+
+
+def _tried(what: str, make: Callable[..., Found], *arguments: Any) -> tuple[Found | None, str]:
+    """What `make` returns, or why `what`. Records of whatever kind may lie there, and the other runs of a comparison
+    have taken many minutes: none of them is lost for one that cannot be read."""
+    try:
+        return make(*arguments), ""
+    except Exception as error:
+        return None, f"{what}: {type(error).__name__}: {error}"[:_REMARK_CHARACTERS]
+
+
 def summary(part: Part, folder: Path, measured: Sequence[Measured]) -> dict[str, Any]:
-    """Rows, bars and what they were made with. Predictions are made from the subject's run of the same seed."""
+    """Rows, bars and what they were made with. Predictions are made from the subject's run of the same seed.
+
+    Where that cannot be read, or not be simulated, the row has no prediction and a remark that says why.
+    """
     predicted: dict[tuple[str, str, int], float] = {}
     remarks: dict[tuple[str, str, int], str] = {}
-    read = functools.cache(recorded)
+    read, unpredicted = functools.cache(recorded), 0
     for one in measured:
+        said: list[str | None] = []
         place = _place(folder, one.workload, one.label, one.seed)
         if (place / RESULT).is_file():
-            remarks[key_of(one)] = remark_of(read(place))
+            said += _tried("its records cannot be read", lambda at: remark_of(read(at)), place)
         place = _place(folder, one.workload, part.subject, one.seed)
         if part.predicted and (place / RESULT).is_file():
-            subject = Measured.model_validate_json((place / RESULT).read_text())
-            if subject.workload_sha256 != one.workload_sha256:
-                continue  # from before, of another workload
-            policy = part.policies[one.label].model_copy(update={"split": one.split})
-            reference = read(place)
-            opening = subject.seconds - reference.seconds  # from the campaign's start to its first execution
-            predicted[key_of(one)] = opening + predicted_seconds(reference, policy)
+            seconds, fault = _tried("no prediction", _prediction, part, one, place, read)
+            if seconds is not None:
+                predicted[key_of(one)] = seconds
+            unpredicted += bool(fault)
+            said.append(fault)
+        remarks[key_of(one)] = "; ".join(filter(None, said))
     rows = rows_of(measured, predicted, part.subject, remarks)
-    bars = bars_of(rows, part.subject, part.least)
+    bars = bars_of(rows, part.subject, part.least, unpredicted=unpredicted)
     if part.most_moves is not None:
         bars += move_bars(rows, part.subject, part.most_moves)
     return {

@@ -102,8 +102,9 @@ def _note(one: Measured) -> str:
     return "; ".join(notes)
 
 
-def bars_of(rows: Iterable[Row], subject: str, least: dict[str, float]) -> list[Bar]:
-    """`least`: the ratio that each other policy must reach in every seed. Predictions are judged over all rows.
+def bars_of(rows: Iterable[Row], subject: str, least: dict[str, float], *, unpredicted: int = 0) -> list[Bar]:
+    """`least`: the ratio that each other policy must reach in every seed. Predictions are judged over all rows;
+    `unpredicted`: rows for which one should have been made and could not be.
 
     A row with a note decides nothing, nor does what was set against one: what is left can only fail a bar.
     """
@@ -133,14 +134,15 @@ def bars_of(rows: Iterable[Row], subject: str, least: dict[str, float]) -> list[
         met = _verdict([equal, True], [False, len(sound) < len(rows)])
         bars.append(Bar(name="equal E[d]", value=f"{stale}", bar="within 0.05", met=met))
     predicted = [row for row in rows if row.error is not None]
-    if predicted:
+    if predicted or unpredicted:
         errors = [abs(row.error or 0) for row in predicted]
+        met = [error <= PREDICTED_WITHIN for error in errors] + [True] * unpredicted
         bars.append(
             Bar(
                 name="largest error of a prediction",
-                value=round(max(errors), 4),
+                value=round(max(errors), 4) if errors else "none could be made",
                 bar=f"<= {PREDICTED_WITHIN:g}",
-                met=_verdict([error <= PREDICTED_WITHIN for error in errors], doubts(predicted)),
+                met=_verdict(met, doubts(predicted) + [True] * unpredicted),
             )
         )
     return bars

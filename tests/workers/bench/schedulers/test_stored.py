@@ -90,6 +90,45 @@ async def test_a_stretched_comparison_says_so(tmp_path: Path) -> None:
     assert not any((tmp_path / "none").glob("*"))
 
 
+@pytest.mark.parametrize("unreadable", ["waterlevel", "async"])
+async def test_a_run_that_cannot_be_read_breaks_no_comparison(
+    unreadable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its row says why; all are run, and what was measured is judged. No bar of predictions is met without one."""
+    whole = compare.recorded
+
+    def recorded(place: Path) -> RecordedRun:
+        if place.name == unreadable:
+            raise OSError("disk is gone")
+        return whole(place)
+
+    monkeypatch.setattr(compare, "recorded", recorded)
+    told = await compare.compare(
+        PART, tmp_path, lambda _: None, policies=["waterlevel", "async"], seeds=[0], split=6, resume=False
+    )
+    rows = {row["label"]: row for row in told["rows"]}
+    assert [row["seconds"] for row in rows.values()] == [100.0, 140.0]
+    assert "its records cannot be read: OSError: disk is gone" in rows[unreadable]["remark"]
+    predictions = [bar for bar in told["bars"] if bar["name"] == "largest error of a prediction"]
+    if unreadable == PART.subject:  # every prediction is made from it
+        assert all(row["simulated"] is None and "no prediction: OSError" in row["remark"] for row in rows.values())
+        assert [(bar["value"], bar["met"]) for bar in predictions] == [("none could be made", None)]
+    else:
+        assert all(row["simulated"] > 0 for row in rows.values())
+        assert rows["waterlevel"]["remark"] == ""
+    assert json.loads((tmp_path / "heavy-tailed.json").read_text()) == told
+
+
+async def test_a_simulator_that_fails_is_remarked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_) -> float:
+        raise ZeroDivisionError("no cell")
+
+    monkeypatch.setattr(compare, "predicted_seconds", fails)
+    told = await compare.compare(PART, tmp_path, lambda _: None, policies=["waterlevel"], seeds=[0])
+    (row,) = told["rows"]
+    assert (row["simulated"], row["remark"]) == (None, "no prediction: ZeroDivisionError: no cell")
+
+
 async def test_where_nothing_was_kept_nothing_is_reported(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="no finished run"):
         again(PART, tmp_path / "absent")
