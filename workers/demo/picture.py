@@ -3,14 +3,15 @@
 from pathlib import Path
 from typing import Any
 
+from infra.report.leaders import Leaders
 from infra.report.plots import ROLE_COLORS
 from workers.demo.watch import Look
 
 _LEGEND = {"rollout": "rollout", "training": "training", "changing role": "to_training", "starting": "starting"}
 
 
-def draw(looks: list[Look], steps: list[dict[str, Any]], path: Path) -> None:
-    """Write a PNG. Times are seconds since the first look."""
+def draw(looks: list[Look], steps: list[dict[str, Any]], leaders: Leaders, path: Path) -> None:
+    """Write a PNG. Times are seconds since the first look; `leaders`: which cells were the core."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -27,11 +28,11 @@ def draw(looks: list[Look], steps: list[dict[str, Any]], path: Path) -> None:
     level.step(times, [look.ready for look in looks], where="post", color="#e6550d", label="ready groups")
     level.set_ylabel("executions, groups")
     level.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=3, frameon=False, fontsize=8)
-    for cell in range(len(looks[0].roles)):
+    cells = sorted({cell for look in looks for cell in look.roles})
+    for row, cell in enumerate(cells):
         for begin, end, role in spans(looks, cell):
-            roles.broken_barh([(begin - start, end - begin)], (cell - 0.4, 0.8), color=ROLE_COLORS.get(role, "#c0392b"))
-    count = len(looks[0].roles)
-    roles.set_yticks(range(count), ["core", *(f"satellite {index}" for index in range(1, count))])
+            roles.broken_barh([(begin - start, end - begin)], (row - 0.4, 0.8), color=ROLE_COLORS.get(role, "#c0392b"))
+    roles.set_yticks(range(len(cells)), [leaders.label(cell) for cell in cells])
     roles.invert_yaxis()
     roles.legend(
         handles=[Patch(color=ROLE_COLORS[role], label=name) for name, role in _LEGEND.items()],
@@ -53,10 +54,12 @@ def draw(looks: list[Look], steps: list[dict[str, Any]], path: Path) -> None:
 
 
 def spans(looks: list[Look], cell: int) -> list[tuple[float, float, str]]:
-    """(begin, end, role) of a cell, from the looks; times as in the looks."""
+    """(begin, end, role) of a cell, from the looks in which it was there; times as in the looks."""
     found: list[tuple[float, float, str]] = []
     for look, following in zip(looks, [*looks[1:], looks[-1]], strict=True):
-        role = look.roles[cell]
+        role = look.roles.get(cell)
+        if role is None:
+            continue
         if found and found[-1][2] == role and found[-1][1] == look.at:
             found[-1] = (found[-1][0], following.at, role)
         else:

@@ -13,6 +13,8 @@ from temporalio.client import Client
 
 from infra.audit import audit_run
 from infra.demo.tasks import write_task_set
+from infra.report.leaders import Leaders
+from infra.report.reading import read_entries
 from workers.demo.picture import draw
 from workers.demo.plan import RUN, DemoPlan
 from workers.demo.summary import PassRate, pass_rate, summarise
@@ -60,11 +62,13 @@ async def run_demo(
         watch.stage = "audit"
         summary = summarise(stack.records, audit_run(run_dir, at_rest=True), evaluations)
         summary["peak_pss_bytes"] = stack.peak_pss_bytes
+        with stack.records.connect() as connection:
+            leaders = Leaders(read_entries(connection))
         before, after = (pass_rate(stack.records, evaluations[name]) for name in ("before", "after"))
     summary["loop_seconds"] = round(loop_seconds, 1)
     summary["wall_seconds"] = round(time.time() - started, 1)
     picture = folder / "demo.png"
-    draw(watch.looks, summary["steps"], picture)
+    draw(watch.looks, summary["steps"], leaders, picture)
     path = folder / "summary.json"
     path.write_text(json.dumps(summary, indent=2) + "\n")
     return DemoResult(summary, before, after, path, picture)

@@ -17,6 +17,7 @@ from sqlalchemy import Engine, func, select
 from temporalio.client import Client
 from temporalio.service import RPCError
 
+from infra.records.cores import core_on_record
 from infra.records.schema import batches, executions
 from workflows.messages import ids
 
@@ -29,7 +30,7 @@ _COLORS = {"rollout": "cyan", "training": "green", "to_training": "yellow", "to_
 
 @dataclass(frozen=True)
 class Look:
-    """What was seen at one moment. `at`: seconds since the epoch; roles by cell index."""
+    """What was seen at one moment. `at`: seconds since the epoch; roles by cell index; `core`: the cell that is it."""
 
     at: float
     waterlevel: int
@@ -37,9 +38,10 @@ class Look:
     queued: int
     running: int
     ready: int
-    roles: tuple[str, ...]
+    roles: dict[int, str]
     version: int
     mean_reward: float | None
+    core: int = 0
 
 
 @dataclass
@@ -84,7 +86,7 @@ class Watch:
             state: dict[str, Any] = await handle.query("policy_state", rpc_timeout=timedelta(seconds=3))
         except (RPCError, TimeoutError):
             return None  # the scheduler's worker is busy or restarting; the next look tells
-        version, reward = await asyncio.to_thread(self._progress)
+        version, reward, core = await asyncio.to_thread(self._progress)
         return Look(
             at=time.time(),
             waterlevel=state["dispatched"] - state["finished"],
@@ -92,13 +94,14 @@ class Watch:
             queued=state["dispatched"] - state["launched"],
             running=state["launched"] - state["finished"],
             ready=state["ready_unassigned"],
-            roles=tuple(cell["role"] for cell in state["cells"]),
+            roles={cell["index"]: cell["role"] for cell in sorted(state["cells"], key=lambda cell: cell["index"])},
             version=version,
             mean_reward=reward,
+            core=core,
         )
 
-    def _progress(self) -> tuple[int, float | None]:
-        """Committed version, and the mean reward of the last 64 scored training executions."""
+    def _progress(self) -> tuple[int, float | None, int]:
+        """Committed version, the mean reward of the last 64 scored training executions, and which cell is the core."""
         with self.records.connect() as connection:
             version = connection.scalar(select(func.max(batches.c.version_after))) or 0
             recent = (
@@ -109,11 +112,11 @@ class Watch:
                 .subquery()
             )
             mean = connection.scalar(select(func.avg(recent.c.reward)))
-        return int(version), None if mean is None else float(mean)
+        return int(version), None if mean is None else float(mean), core_on_record(self.records)[0]
 
     def _line(self, look: Look) -> str:
         reward = "-" if look.mean_reward is None else f"{look.mean_reward:.2f}"
-        roles = " ".join(f"{index}:{role}" for index, role in enumerate(look.roles))
+        roles = " ".join(f"{index}:{role}{'*' if index == look.core else ''}" for index, role in look.roles.items())
         return (
             f"{self.stage:28} w {look.waterlevel:3} of {look.capacity:3}  queued {look.queued:3}  running "
             f"{look.running:3}  ready {look.ready:2}  v{look.version}  reward {reward}  cells {roles}"
@@ -128,8 +131,8 @@ class Watch:
         reward = "-" if look.mean_reward is None else f"{look.mean_reward:.2f} over the last 64"
         table.add_row("weights", f"version {look.version}", f"reward {reward}")
         cells = Text("cells        ")
-        for index, role in enumerate(look.roles):
-            cells.append(f"{'core' if index == 0 else f'satellite {index}'}: ", style="dim")
+        for index, role in look.roles.items():
+            cells.append(f"{f'core (cell {index})' if index == look.core else f'satellite {index}'}: ", style="dim")
             cells.append(f"{role}   ", style=_COLORS.get(role, "red"))
         return Group(Text(self.stage, style="bold"), table, cells)
 
