@@ -68,7 +68,7 @@ def make_spec() -> Callable[..., ExecutionSpec]:
     """A spec whose harness is a shell script."""
 
     def make(task: Path, script: str = "true", *, member: int = 0, **limits) -> ExecutionSpec:
-        values = {"wall_seconds": 20, "grace_seconds": 0.3, "evaluator_seconds": 10, **limits}
+        values = {"wall_seconds": 200, "grace_seconds": 0.3, "evaluator_seconds": 200, **limits}
         return ExecutionSpec(
             run="test",
             burst="first",

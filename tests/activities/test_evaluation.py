@@ -55,7 +55,7 @@ async def test_a_reward_is_kept(graded, host, reward):
     ("test", "words"),
     [
         ("exit 0", "neither"),
-        (f"{REWARD.format(1)}; sleep 60", "wall limit"),
+        (f"{REWARD.format(1)}; sleep 1000", "wall limit"),
         (f"{REWARD.format(1)}; kill -9 $$", "signal 9"),
         (REWARD.format("nan"), "no single number"),
         (REWARD.format("1.5"), "lie in"),
@@ -66,7 +66,7 @@ async def test_a_reward_is_kept(graded, host, reward):
     ids=["no file", "time out after a reward", "killed", "nan", "1.5", "empty", "true", "two lines"],
 )
 async def test_a_failure_of_the_grader_is_no_reward(graded, host, test, words):
-    spec, evaluation = await graded(test, evaluator_seconds=0.5)
+    spec, evaluation = await graded(test, evaluator_seconds=0.5 if words == "wall limit" else 200)
     assert evaluation.outcome is Outcome.EVALUATOR_FAILED
     assert evaluation.reward is None
     assert "failed 2 times" in evaluation.detail
@@ -170,8 +170,8 @@ async def started_grading(host, environment, make_task, make_spec, test):
     await environment().run(host.harness.run_harness, spec)
     attempt = environment()
     grading = asyncio.create_task(attempt.run(host.evaluation.evaluate_workspace, spec))
-    deadline = time.monotonic() + 20
-    while not (host.folder(spec).private / "grading").exists():
+    deadline, folder = time.monotonic() + 120, host.folder(spec)
+    while not (folder.private / "grading").exists() or running(folder.grading(1)) is None:
         assert time.monotonic() < deadline
         await asyncio.sleep(0.02)
     return spec, attempt, grading

@@ -25,7 +25,7 @@ from workflows.messages.execution import EndReason, Evaluation, FinishExecution,
 REWARD = 'echo {} > "$GYRE_LOGS_DIR/verifier/reward.txt"'
 
 
-async def until(condition, seconds: float = 20.0):
+async def until(condition, seconds: float = 120.0):
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "condition never came true"
@@ -102,7 +102,7 @@ async def test_wall_limit_keeps_the_work(host, environment, make_task, make_spec
     script = (
         "echo right > answer; printf '\\000\\377 no newline' > raw; printf half > file; while :; do sleep 0.1; done"
     )
-    spec = make_spec(task, script, wall_seconds=1)
+    spec = make_spec(task, script, wall_seconds=4)
     run = await live(host, environment, spec)
     assert run.end is EndReason.WALL_LIMIT
     assert living(marked(str(host.folder(spec).root))) == []
@@ -130,7 +130,7 @@ async def test_a_restarted_host_takes_up_the_living_harness(new_host, environmen
     attempt = environment()
     watching = asyncio.create_task(attempt.run(first.harness.run_harness, spec))
     folder = first.folder(spec)
-    await until(lambda: (folder.app / "starts").exists())
+    await until(lambda: (folder.app / "starts").exists() and running(folder.run(1)) is not None)
     attempt.cancel(ActivityCancellationDetails(worker_shutdown=True))
     with pytest.raises(asyncio.CancelledError):
         await watching
@@ -167,11 +167,13 @@ async def kill_runner(host, spec) -> None:
 
 
 async def test_lost_before_the_first_call_starts_afresh(host, environment, make_task, make_spec):
-    spec = make_spec(make_task("true"), "ls > starts; if [ -e $HOME/../again ]; then exit 0; fi; sleep 100")
+    spec = make_spec(
+        make_task("true"), "ls > starts; if [ -e $HOME/../again ]; then exit 0; fi; touch waits; sleep 1000"
+    )
     await environment().run(host.harness.prepare_workspace, spec)
     watching = asyncio.create_task(environment().run(host.harness.run_harness, spec))
     folder = host.folder(spec)
-    await until(lambda: (folder.app / "starts").exists())
+    await until(lambda: (folder.app / "waits").exists())
     (folder.app / "leftover").touch()
     (folder.root / "again").touch()
     await kill_runner(host, spec)
@@ -184,7 +186,7 @@ async def test_lost_before_the_first_call_starts_afresh(host, environment, make_
 
 
 async def test_lost_after_the_first_call_is_scored_as_it_stands(host, engine, environment, make_task, make_spec):
-    spec = make_spec(make_task(f"test -e starts && {REWARD.format(0.3)}"), "touch starts; sleep 100")
+    spec = make_spec(make_task(f"test -e starts && {REWARD.format(0.3)}"), "touch starts; sleep 1000")
     await environment().run(host.harness.prepare_workspace, spec)
     with engine.begin() as connection:
         connection.execute(executions.update().values(first_call_at=time.time(), model_calls=2))
@@ -239,11 +241,12 @@ async def test_finish_of_one_that_never_ran_and_of_one_that_still_runs(host, env
     row = host.records.get(execution_of(never.spec))
     assert row is not None
     assert (row.end_reason, row.outcome, row.reward) == ("never_ran", "no_artifact", None)
-    spec = make_spec(task, "touch ready; sleep 100", member=1)
+    spec = make_spec(task, "touch ready; sleep 1000", member=1)
     await environment().run(host.harness.prepare_workspace, spec)
     attempt = environment()
     watching = asyncio.create_task(attempt.run(host.harness.run_harness, spec))
-    await until(lambda: (host.folder(spec).app / "ready").exists())
+    folder = host.folder(spec)
+    await until(lambda: (folder.app / "ready").exists() and running(folder.run(1)) is not None)
     attempt.cancel(ActivityCancellationDetails(not_found=True))  # the workflow was terminated
     with pytest.raises(asyncio.CancelledError):
         await watching

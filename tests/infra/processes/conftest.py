@@ -22,7 +22,7 @@ def shell(tmp_path: Path) -> Iterator[Callable[..., Job]]:
     """Makes a job that runs a shell script in `tmp_path`."""
 
     def make(script: str, *, argv: tuple[str, ...] | None = None, env: dict[str, str] | None = None, **limits) -> Job:
-        values = {"wall_seconds": 20.0, "grace_seconds": 0.3, **limits}
+        values = {"wall_seconds": 200.0, "grace_seconds": 0.3, **limits}
         return Job(
             argv=argv or ("/bin/sh", "-c", script),
             env={"PATH": "/usr/local/bin:/usr/bin:/bin", **(env or {})},

@@ -15,6 +15,7 @@ import time
 
 import pytest
 
+from infra.ports import free_ports
 from infra.processes.isolation import credentials, isolation_here
 from infra.processes.launch import end_marked, running
 from infra.processes.tree import all_pids, descendants, living
@@ -82,7 +83,7 @@ async def run(runners, folder, job):
     return await runners.follow(folder)
 
 
-async def until(condition, seconds=20.0):
+async def until(condition, seconds=120.0):
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "condition never came true"
@@ -157,7 +158,7 @@ ASK = """
 import socket, sys
 for port in map(int, sys.argv[1:]):
     try:
-        with socket.create_connection(("127.0.0.1", port), timeout=20) as s:
+        with socket.create_connection(("127.0.0.1", port), timeout=120) as s:
             print(s.recv(100).decode())
     except OSError as error:
         print(type(error).__name__)
@@ -176,6 +177,7 @@ async def test_the_proxy_is_all_it_reaches(runners, boxed, behind, tmp_path):
 @needs_network
 async def test_a_proxy_that_restarts_is_waited_for(runners, boxed, behind, tmp_path):
     behind.close()
+    (behind.port,) = free_ports(1)  # none that an outgoing connection could take meanwhile
     runners.start(tmp_path / "run", boxed("", argv=(*python(ASK), str(behind.port))))
     await until(lambda: running(tmp_path / "run") is not None)
     await asyncio.sleep(0.3)
@@ -187,7 +189,7 @@ async def test_a_proxy_that_restarts_is_waited_for(runners, boxed, behind, tmp_p
 
 async def test_term_comes_before_kill(runners, boxed, tmp_path):
     job = boxed(
-        "trap 'echo saved > saved; exit 0' TERM; while :; do sleep 0.05; done", wall_seconds=1.0, grace_seconds=10
+        "trap 'echo saved > saved; exit 0' TERM; while :; do sleep 0.05; done", wall_seconds=6.0, grace_seconds=120
     )
     result = await run(runners, tmp_path / "run", job)
     assert (result.end, result.exit_code, result.survivors) == ("wall_limit", 0, 0)
@@ -215,7 +217,7 @@ async def test_nothing_outlives_a_runner_that_was_killed(runners, boxed, tmp_pat
     """Without a sandbox a process that left its session and its environment would be beyond reach."""
     script = "setsid env -i /bin/sh -c 'while :; do date > late; sleep 0.05; done' & touch ready; sleep 1000"
     runners.start(tmp_path / "run", boxed(script))
-    await until(lambda: (tmp_path / "app/late").exists())
+    await until(lambda: (tmp_path / "app/late").exists() and running(tmp_path / "run") is not None)
     runner = running(tmp_path / "run")
     assert runner is not None
     await until(lambda: len(living(descendants(runner.pid))) >= 4)  # one look may miss who forks just then
