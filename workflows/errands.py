@@ -156,18 +156,20 @@ class Errands(Books):
         try:
             old = workflow.time() - self.spec.sweep_seconds / 2
             names = sorted(name for name, launched_at in self.accounts.roster.items() if launched_at < old)
-            names += [ids.burst_id(self.run_name, burst.name) for burst in self._open_bursts()]
+            bursts = self._open_bursts()
+            names += [ids.burst_id(self.run_name, burst) for burst in bursts]
             names += [self.batch.request.batch] if self.batch is not None else []
             swept = await call(steps.SWEEP_ROSTER, SweepRoster(executions=tuple(names)), queue=self.control)
-            await asyncio.gather(*(self._bury(fate) for fate in swept.closed))
+            await asyncio.gather(*(self._bury(fate, bursts) for fate in swept.closed))
         finally:
             self.sweeping = False
 
-    async def _bury(self, fate: ExecutionFate) -> None:
-        for burst in self._open_bursts():
-            if fate.execution == ids.burst_id(self.run_name, burst.name):
+    async def _bury(self, fate: ExecutionFate, bursts: dict[str, str]) -> None:
+        """`bursts`: those that were asked for. Another of the same name may have come since; this is not its fate."""
+        for burst, run in self._open_bursts().items():
+            if fate.execution == ids.burst_id(self.run_name, burst) and bursts.get(burst) == run:
                 self._alarm(fate.execution, f"its workflow is {fate.status}: the burst is cancelled")
-                self._cancel(burst.name)
+                self._cancel(burst)
         if self.batch is not None and fate.execution == self.batch.request.batch:
             self._alarm(fate.execution, f"its workflow is {fate.status}: the batch is given up")
             self._free_batch(fate.execution)
@@ -183,10 +185,10 @@ class Errands(Books):
             self._note("close", None, (fate.execution, f"swept: workflow {fate.status}"))
             self._close(self.accounts.closed_of(fate))
 
-    def _open_bursts(self) -> list[BurstSpec]:
-        """The bursts whose workflow must be alive: the one that runs, those that wait."""
-        running = [self.burst] if self.burst is not None and not self.burst_cancelled else []
-        return running + [waiting.spec for waiting in self.waiting]
+    def _open_bursts(self) -> dict[str, str]:
+        """Name -> run id of the bursts whose workflow must be alive: the one that runs, those that wait."""
+        running = {self.burst.name: self.burst_run} if self.burst is not None and not self.burst_cancelled else {}
+        return running | {waiting.spec.name: waiting.run_id for waiting in self.waiting}
 
     def _cancel(self, name: str) -> None:
         """Stop dispatching this burst, close what is queued, cancel what runs; answer when nothing of it is left."""
