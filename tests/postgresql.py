@@ -23,7 +23,7 @@ from sqlalchemy import create_engine, make_url, text
 
 from infra.records.database import open_database
 
-_START_SECONDS = 60
+_START_SECONDS = 200
 _SETTINGS = {
     "listen_addresses": "",
     "fsync": "off",
@@ -99,7 +99,7 @@ def running_server() -> Iterator[PostgreSQL]:
                 server.close()
         finally:
             process.send_signal(signal.SIGINT)  # its "fast" shutdown
-            process.wait(30)
+            process.wait(120)
     finally:
         for made in (folder, data):
             shutil.rmtree(made, ignore_errors=True)

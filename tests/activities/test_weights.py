@@ -20,6 +20,8 @@ from workflows.messages.errors import VersionMismatch
 from workflows.messages.scheduling import Weights
 
 WEIGHTS = Weights(version=0, checksum="whatever")
+BUDGET = 2000
+"""Tokens of an answer that is not over before it is looked at: at the pace of `engine`, 40 s of them."""
 LOAD = LoadWeights(run="r", cell=0, lease=1, weights=WEIGHTS)
 
 
@@ -47,7 +49,7 @@ def folder(path: Path, content: bytes) -> Path:
 @pytest.fixture
 def engine(tmp_path):
     old = folder(tmp_path / "old", b"old")
-    return PacedEngine(PacedSettings(model=str(old), version="7", tokens_per_second=200, prefill_tokens_per_second=1e9))
+    return PacedEngine(PacedSettings(model=str(old), version="7", tokens_per_second=50, prefill_tokens_per_second=1e9))
 
 
 def cell_of(engine, base, proof):
@@ -58,7 +60,7 @@ def cell_of(engine, base, proof):
 
 
 async def request(engine, rid="a" * 36):
-    body = {"rid": rid, "input_ids": [5, 6, 7], "sampling_params": {"max_new_tokens": 60, "ignore_eos": True}}
+    body = {"rid": rid, "input_ids": [5, 6, 7], "sampling_params": {"max_new_tokens": BUDGET, "ignore_eos": True}}
     async with httpx2.AsyncClient(
         transport=httpx2.ASGITransport(app=paced_app(engine)), base_url="http://engine"
     ) as client:
@@ -80,9 +82,10 @@ async def test_running_requests_go_on_with_the_new_weights(engine, tmp_path):
     assert swapped.bytes == sum(file.stat().st_size for file in (tmp_path / "new").glob("*.safetensors")) > 0
     assert (engine.paused, cell.paused, engine.version) == (None, False, "0")
     assert engine.running == [generation]  # the very same: nothing was cut
+    engine.settings = engine.settings.model_copy(update={"tokens_per_second": 20_000})
     meta = (await asking)["meta_info"]
     (old, new) = meta["weight_versions"]
-    assert (old["version"], new["version"], old["end"], new["end"]) == ("7", "0", new["start"], 60)
+    assert (old["version"], new["version"], old["end"], new["end"]) == ("7", "0", new["start"], BUDGET)
     assert old["end"] >= 3
     assert engine.counts["aborted"] == 0
     before = engine.checksum
@@ -91,7 +94,7 @@ async def test_running_requests_go_on_with_the_new_weights(engine, tmp_path):
     assert (engine.checksum, engine.paused) == (before, None)
 
 
-async def test_unverified_weights_say_nothing(engine, tmp_path):
+async def test_unverified_weights_say_nothing(engine, tmp_path, monkeypatch):
     """It stays paused until what runs there has been cut; only then does it move, to let the aborts take effect."""
     cell = cell_of(engine, folder(tmp_path / "new", b"new"), FileProof(sound=False))
     asking = asyncio.create_task(request(engine))
@@ -101,8 +104,11 @@ async def test_unverified_weights_say_nothing(engine, tmp_path):
     said = len(engine.running[0].output)
     await asyncio.sleep(0.05)
     assert (engine.paused, cell.paused, len(engine.running[0].output)) == ("in_place", True, said)
+    told = engine.new_generation
+    heard = asyncio.Event()
+    monkeypatch.setattr(engine, "new_generation", lambda body: heard.set() or told(body))
     late = asyncio.create_task(request(engine, "b" * 36))  # sent before the door closed, it waits for the pause to end
-    await asyncio.sleep(0.01)
+    await heard.wait()
     await cell.engine.abort("a" * 36)
     answer = await asking
     assert (answer["meta_info"]["finish_reason"]["type"], len(answer["output_ids"])) == ("abort", said)

@@ -51,7 +51,7 @@ os._exit(0)
 
 
 def ended(script: str) -> tuple[int, list[str]]:
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=50, check=False)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=250, check=False)
     return done.returncode, done.stdout.split()
 
 

@@ -57,7 +57,7 @@ class Server:
             if self.end == "close":
                 break
             if self.end == "hang":
-                await asyncio.sleep(60)
+                await asyncio.sleep(3600)
         await asyncio.sleep(0)
 
 
@@ -66,7 +66,7 @@ async def read(streams):
         return answer.status, b"".join([part async for part in answer.parts()])
 
 
-def streams_of(server, silence=10.0, **headers):
+def streams_of(server, silence=60.0, **headers):
     return HttpStreams(server.url, headers, silence)
 
 
@@ -102,15 +102,17 @@ async def test_a_connection_serves_one_request_after_the_other():
         await streams.close()
 
 
-async def test_an_answer_left_before_its_end_keeps_its_connection_if_the_end_comes_at_once():
+async def test_an_answer_left_before_its_end_keeps_its_connection_if_the_end_comes_at_once(monkeypatch):
     """The reader knows which event is the last one; the bytes behind it come a moment later."""
+    monkeypatch.setattr(module, "_GRACE_SECONDS", 60.0)
     end = [chunk(b"data: [DONE]\n"), b"0\r\n\r\n"]
     async with Server(*[[CHUNKED, chunk(b"x"), *end]] * 3, pause=0.01) as server:
         streams = streams_of(server)
         for _ in range(3):
             async with streams.post("/generate", b"{}") as answer:
                 assert await anext(answer.parts()) == b"x"
-            await asyncio.sleep(0.1)
+            while streams._leaving:
+                await asyncio.sleep(0.01)
         assert server.connections == 1
         await streams.close()
 
@@ -146,7 +148,8 @@ async def test_a_server_that_hung_up_in_between_is_called_anew():
         streams = streams_of(server)
         for _ in range(2):
             assert await read(streams) == (200, b"x")
-            await asyncio.sleep(0.02)
+            while streams._idle and not streams._idle[-1].lost:
+                await asyncio.sleep(0.01)
         assert server.connections == 2
         await streams.close()
 
@@ -183,7 +186,7 @@ async def test_without_a_length_the_end_of_the_connection_is_the_end():
 )
 async def test_what_breaks_is_said(pieces, end, why):
     async with Server(pieces, end=end) as server:
-        streams = streams_of(server, silence=0.3)
+        streams = streams_of(server, silence=0.3 if why == "silent" else 60.0)
         with pytest.raises(StreamBroken, match=why):
             await read(streams)
         await streams.close()

@@ -14,7 +14,7 @@ from workflows.messages.transfer import BufferManifest
 ROOT = Path(__file__).parents[3]
 
 
-def wait_stopped(pid: int, seconds: float = 10.0) -> None:
+def wait_stopped(pid: int, seconds: float = 120.0) -> None:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         tasks = Path(f"/proc/{pid}/task").glob("*/stat")
@@ -54,7 +54,7 @@ class Source:
 
     def kill(self) -> None:
         self.process.kill()
-        self.process.wait(10)
+        self.process.wait(120)
         for pipe in (self.process.stdin, self.process.stdout):
             if pipe is not None:
                 pipe.close()

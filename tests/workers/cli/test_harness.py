@@ -85,7 +85,7 @@ def test_a_call_hangs_below_the_one_it_continues_and_a_new_history_from_the_root
 @pytest.mark.slow
 def test_a_command_that_crashes_fails_the_try_and_shows_its_last_words(capsys):
     with pytest.raises(SystemExit) as ended:
-        app.main(["harness", "try", "command", "--command", "sh -c 'echo oh no >&2; exit 127'", "--seconds", "30"])
+        app.main(["harness", "try", "command", "--command", "sh -c 'echo oh no >&2; exit 127'", "--seconds", "200"])
     said = capsys.readouterr().out
     assert ended.value.code == 1
     assert "it crashed with exit code 127 before its first model call" in said

@@ -47,10 +47,11 @@ class _Starting:
 
 async def test_what_is_waited_for_is_told(monkeypatch):
     monkeypatch.setattr(command, "_TELL_SECONDS", 0.01)
-    console = Console(width=200)
+    console, stack = Console(width=200), _Starting()
     with console.capture() as shown:
-        telling = asyncio.create_task(command._tell_what_is_waited_for(_Starting(), console))
-        await asyncio.sleep(0.1)
+        telling = asyncio.create_task(command._tell_what_is_waited_for(stack, console))
+        while stack.looks < 3:
+            await asyncio.sleep(0.01)
         telling.cancel()
         with suppress(asyncio.CancelledError):
             await telling

@@ -21,7 +21,7 @@ def records(tmp_path: Path) -> Engine:
 
 def scraped(port: int) -> dict[tuple[str, str], float]:
     """(name, label value) -> number."""
-    answer = httpx2.get(f"http://127.0.0.1:{port}/metrics", trust_env=False)
+    answer = httpx2.get(f"http://127.0.0.1:{port}/metrics", trust_env=False, timeout=120)
     samples = [one for family in text_string_to_metric_families(answer.text) for one in family.samples]
     return {(sample.name, "".join(sample.labels.values())): sample.value for sample in samples}
 

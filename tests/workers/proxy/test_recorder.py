@@ -1,6 +1,7 @@
 """The recorder: durable when it says so, in order, and one bad write harms no other."""
 
 import asyncio
+import threading
 
 import pytest
 from sqlalchemy import insert, select
@@ -46,10 +47,13 @@ async def test_one_bad_write_harms_no_other(recorder, database):
 
 
 async def test_many_writes_share_a_commit(recorder, database):
-    begun = []
+    begun, asked = [], threading.Event()
     begin = database.begin
-    recorder._database = type("Counted", (), {"begin": lambda self: begun.append(1) or begin()})()
-    await asyncio.gather(*(recorder.write(boot(str(number))) for number in range(200)))
+    recorder._database = type("Counted", (), {"begin": lambda self: begun.append(asked.wait(120)) or begin()})()
+    writes = [asyncio.create_task(recorder.write(boot(str(number)))) for number in range(200)]
+    await asyncio.sleep(0)
+    asked.set()
+    await asyncio.gather(*writes)
     assert len(components(database)) == 200
     assert len(begun) < 50
 

@@ -81,7 +81,7 @@ async def test_the_later_offer_wins_although_the_worker_of_the_earlier_one_still
     tmp_path, fleet, manifest, monkeypatch
 ):
     """Reclaimed and offered again between two looks: `run.json` has the new cell, and a worker that has read it."""
-    sleeping = (sys.executable, "-S", "-c", "import time; time.sleep(60)")
+    sleeping = (sys.executable, "-S", "-c", "import time; time.sleep(3600)")
     monkeypatch.setattr(
         stack_module, "cell_worker", lambda manifest, index: ComponentSpec(engine_id(index), sleeping, stage=CELL_STAGE)
     )
@@ -126,7 +126,7 @@ async def test_a_look_that_is_cancelled_as_its_answer_comes_is_over():
     for _ in range(2):
         await asyncio.sleep(0)
     following.cancel()
-    await asyncio.wait({following}, timeout=5)
+    await asyncio.wait({following}, timeout=60)
     assert following.cancelled()
 
 

@@ -7,7 +7,7 @@ from infra.processes.tree import MARKER
 from workers.supervisor.memory import PeakMemory, pss_bytes
 from workers.supervisor.tree import RUN_MARKER, component_processes, harness_processes, run_processes
 
-SLEEP = [sys.executable, "-S", "-c", "import time; print(flush=True); time.sleep(60)"]
+SLEEP = [sys.executable, "-S", "-c", "import time; print(flush=True); time.sleep(3600)"]
 
 
 def spawn(**environment: str) -> subprocess.Popen[bytes]:
@@ -52,7 +52,7 @@ def test_memory_of_a_process_that_ended_is_none():
     process.wait()
     assert process.stdout is not None
     process.stdout.close()
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while pss_bytes(process.pid) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert pss_bytes(process.pid) == 0
