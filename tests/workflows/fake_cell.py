@@ -48,6 +48,8 @@ if TYPE_CHECKING:
 
 
 WEIGHTS_BYTES = 1000
+BEAT = timedelta(seconds=1)
+"""A heartbeat is sent on after that long at most, not when most of its limit is over: a busy machine would miss it."""
 
 
 class FakeCell:
@@ -80,6 +82,7 @@ class FakeCell:
             activities=activities_of(kind, self),
             interceptors=[FailureInterceptor()],
             max_concurrent_activities=room,
+            max_heartbeat_throttle_interval=BEAT,
             graceful_shutdown_timeout=timedelta(seconds=60),
         )
 
@@ -243,6 +246,8 @@ class FakeCell:
         await self._compute()
         if self.dead:
             await self.world.faults.hang()
+        if self.batch != step.batch:
+            raise Fenced(f"cell {self.index} no longer sums for {step.batch}")
         self.accumulated[step.index] = max(task.emission, self.accumulated.get(step.index, 0))
         accepted = Accepted(
             index=step.index, attempt=self.accumulated[step.index], cell=self.index, boot_epoch=self.boot

@@ -16,6 +16,8 @@ from infra.temporal.server import SEARCH_ATTRIBUTES, temporal_binary
 
 START_SECONDS = 120.0
 """How long a server may take to serve its namespace on a busy machine."""
+PORTS = 3
+"""How many ports are tried: one that was free may be somebody else's when the server wants it."""
 
 
 def _free_port() -> int:
@@ -27,26 +29,41 @@ def _free_port() -> int:
 @contextmanager
 def dev_server(*dynamic_config: str) -> Iterator[str]:
     """Starts a server, yields its address, stops it."""
-    port = _free_port()
+    process, port = _started(dynamic_config)
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        _stop(process)
+
+
+def _started(dynamic_config: tuple[str, ...]) -> tuple[subprocess.Popen[bytes], int]:
+    """A server that listens, and its port: a free one, unless somebody else has taken it meanwhile."""
+    for _ in range(PORTS):
+        port = _free_port()
+        process = _begun(port, dynamic_config)
+        if _listens(process, port):
+            return process, port
+        _stop(process)
+    raise RuntimeError("no development server listens")
+
+
+def _begun(port: int, dynamic_config: tuple[str, ...]) -> subprocess.Popen[bytes]:
     command = [temporal_binary(), "server", "start-dev", "--headless", "--ip", "127.0.0.1", "--port", str(port)]
     command += ["--log-level", "never"]
     for name in SEARCH_ATTRIBUTES:
         command += ["--search-attribute", f"{name}=Keyword"]
     for value in ("frontend.WorkflowPauseEnabled=true", *dynamic_config):
         command += ["--dynamic-config-value", value]
-    process = subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, preexec_fn=_die_with_parent
-    )
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, preexec_fn=_die_with_parent)
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
     try:
-        _await_port(process, port)
-        yield f"127.0.0.1:{port}"
-    finally:
-        process.terminate()
-        try:
-            process.wait(10)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait(10)
+        process.wait(10)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait(10)
 
 
 def _die_with_parent() -> None:
@@ -54,16 +71,15 @@ def _die_with_parent() -> None:
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
 
-def _await_port(process: subprocess.Popen[bytes], port: int) -> None:
+def _listens(process: subprocess.Popen[bytes], port: int) -> bool:
+    """Wait until it does; False when it has ended, or takes too long."""
     deadline = time.monotonic() + START_SECONDS
-    while time.monotonic() < deadline:
-        if process.poll() is not None:
-            raise RuntimeError(f"the development server ended with {process.returncode}")
+    while time.monotonic() < deadline and process.poll() is None:
         with socket.socket() as probe:
             if probe.connect_ex(("127.0.0.1", port)) == 0:
-                return
+                return True
         time.sleep(0.05)
-    raise RuntimeError("the development server does not listen")
+    return False
 
 
 async def connect(address: str) -> Client:

@@ -140,8 +140,8 @@ async def test_a_satellite_dies_and_does_not_come_back(world: FakeWorld):
 
 
 async def test_a_batch_is_abandoned_with_an_empty_stream(world: FakeWorld):
-    burst = await world.start_burst(groups_per_step=2)
     world.faults.add("record_batch_opened", delay_seconds=60)
+    burst = await world.start_burst(groups_per_step=2)
     await world.eventually(lambda: world.called("record_batch_opened"))
     await world.handle(ids.batch_id(world.run, "first", 0)).cancel()
     with pytest.raises(Exception, match="failed"):

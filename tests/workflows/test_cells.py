@@ -37,6 +37,7 @@ def held_after(world: FakeWorld, fault: Fault) -> asyncio.Event:
 async def parked(world: FakeWorld, cell: int) -> str:
     """Wait until the cell is parked; what the web UI shows of it."""
     await world.until(lambda state: state.cells[cell].role == "parked")
+    await world.blocked(ids.cell_workflow_id(world.run, cell))
     return await world.shown(ids.cell_workflow_id(world.run, cell))
 
 
@@ -89,7 +90,7 @@ async def test_after_release_it_parks_shows_the_command_and_goes_on_when_told(wo
     assert described.search_attributes["Phase"] == ["BLOCKED"]
     await world.until(lambda state: any("the core is parked" in str(entry.reasons) for entry in world.ledger.values()))
     assert [entry.cell for entry in world.ledger.values() if entry.kind == "alarm"] == [0]
-    await world.handle(name).execute_update("resolve_step", Resolution.RETRY)
+    await world.resolve(name, Resolution.RETRY)
     assert (await burst.result()).version == 1
     await world.until(world.all_serving)
     described = await world.handle(name).describe()
@@ -114,7 +115,7 @@ async def test_an_aborted_transition_takes_the_cell_back_to_rollout(world: FakeW
     world.faults.add("restore_training", error=Fenced("broken"))
     burst = await world.start_burst()
     await parked(world, 0)
-    await world.handle(ids.cell_workflow_id(world.run, 0)).execute_update("resolve_step", Resolution.ABORT)
+    await world.resolve(ids.cell_workflow_id(world.run, 0), Resolution.ABORT)
     assert (await burst.result()).version == 1
     await world.until(world.all_serving)
 
@@ -129,7 +130,7 @@ async def test_a_publish_completes_on_the_survivors(world: FakeWorld):
     assert world.doors[1] is None
     assert (await (await world.start_burst("second")).result()).version == 2
     fault.times = 0
-    await world.handle(ids.cell_workflow_id(world.run, 1)).execute_update("resolve_step", Resolution.RETRY)
+    await world.resolve(ids.cell_workflow_id(world.run, 1), Resolution.RETRY)
     state = await world.until(world.all_serving)
     assert state.cells[1].version == 2
 
@@ -184,7 +185,7 @@ async def test_a_terminated_transition_parks_its_cell(world: FakeWorld):
     await world.handle(ids.transition_id(world.run, 0, lease)).terminate()
     gone.set()
     assert "without a result" in await parked(world, 0)
-    await world.handle(ids.cell_workflow_id(world.run, 0)).execute_update("resolve_step", Resolution.RETRY)
+    await world.resolve(ids.cell_workflow_id(world.run, 0), Resolution.RETRY)
     assert (await burst.result()).version == 1
 
 
@@ -203,7 +204,7 @@ async def test_a_core_resumed_after_its_burst_goes_home(make_world):
     await parked(world, 0)
     await burst.cancel()
     await world.until(lambda state: state.burst is None)
-    await world.handle(ids.cell_workflow_id(world.run, 0)).execute_update("resolve_step", Resolution.RETRY)
+    await world.resolve(ids.cell_workflow_id(world.run, 0), Resolution.RETRY)
     await world.until(world.all_serving)
     assert (await (await world.start_burst("second")).result()).version == 1
 

@@ -39,7 +39,7 @@ from workflows.messages import ids
 from workflows.messages.fleet import CellSpec
 from workflows.messages.scheduling import RunSpec
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 
 @pytest.fixture(scope="module")

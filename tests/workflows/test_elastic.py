@@ -3,7 +3,7 @@
 from collections import Counter
 
 import pytest
-from temporalio.client import WorkflowExecutionStatus, WorkflowUpdateFailedError
+from temporalio.client import WorkflowUpdateFailedError
 
 from tests.workflows.watching import watching
 from tests.workflows.world import FakeWorld
@@ -54,6 +54,7 @@ async def test_an_offered_cell_serves_and_trains(world: FakeWorld):
     world.may_finish = lambda cell: False
     world.harness_seconds = lambda spec: 0.0
     await world.until(lambda state: state.cells[2].role is CellRole.TRAINING)
+    await world.eventually(lambda: world.cells[2].held)
     world.may_finish = lambda cell: True
     assert (await burst.result()).version == 1
     assert set(micro_steps(world)) == {0, 1, 2}
@@ -77,7 +78,8 @@ async def test_a_serving_cell_is_reclaimed_in_mid_burst(make_world):
     assert names[:1] == ["reroute-executions"]
     assert names[-1:] == ["release-rollout"]
     assert world.doors[2] is None
-    assert await world.status(ids.cell_workflow_id(world.run, 2)) is WorkflowExecutionStatus.COMPLETED
+    await world.retired(2)
+    await world.whole_ledger()
     told = [entry.reasons[0] for entry in world.noted("fleet")]
     assert told == ["reclaimed", "left"]
     assert "joins" in await offer(world, 2)
@@ -135,7 +137,7 @@ async def test_a_parked_cell_can_be_reclaimed(world: FakeWorld):
     await world.until(lambda state: state.cells[1].role is CellRole.PARKED)
     await reclaim(world, 1)
     await world.until(lambda state: indices(state) == [0])
-    assert await world.status(ids.cell_workflow_id(world.run, 1)) is WorkflowExecutionStatus.COMPLETED
+    await world.retired(1)
 
 
 async def test_a_reclaimed_cell_that_cannot_leave_is_let_go_at_its_deadline(world: FakeWorld):
@@ -151,8 +153,9 @@ async def test_a_reclaimed_cell_that_cannot_leave_is_let_go_at_its_deadline(worl
     assert (state.mode.frozen, state.mode.failed, state.cooldown_until, state.pending) == (False, 0, 0.0, ())
     retired = [move.result for move in world.transitions if move.direction == "retire"]
     assert retired == [TransitionResult.ROLLED_BACK, TransitionResult.DONE]
-    await world.eventually(lambda: "at its deadline, unfinished" in world.noted("fleet")[-1].reasons[1])
-    assert await world.status(ids.cell_workflow_id(world.run, 1)) is WorkflowExecutionStatus.COMPLETED
+    await world.whole_ledger()
+    assert "at its deadline, unfinished" in world.noted("fleet")[-1].reasons[1]
+    await world.retired(1)
 
 
 async def test_a_reclaimed_cell_whose_workflow_is_gone_has_left(world: FakeWorld):
@@ -160,6 +163,7 @@ async def test_a_reclaimed_cell_whose_workflow_is_gone_has_left(world: FakeWorld
     await reclaim(world, 1, deadline_seconds=0)
     state = await world.until(lambda state: indices(state) == [0])
     assert (state.reclaimed, state.pending) == ((1,), ())
-    await world.eventually(lambda: world.noted("fleet")[-1].reasons[0] == "left")
+    await world.whole_ledger()
+    assert world.noted("fleet")[-1].reasons[0] == "left"
     assert len(world.noted("return")) == 1
     assert (await (await world.start_burst()).result()).version == 1

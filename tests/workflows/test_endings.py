@@ -69,10 +69,12 @@ async def test_cancelling_an_evaluation(make_world):
 @pytest.mark.parametrize("fault", [{"delay_seconds": 100.0}, {"error": Fenced("no")}])
 async def test_cancelling_a_burst_that_is_being_opened(world: FakeWorld, fault):
     """Its tasks are being drawn; the answer never comes, or is a refusal that crosses the cancellation."""
-    world.faults.add("select_tasks", **fault)
+    asked = asyncio.Event()
+    world.faults.add("select_tasks", until=asked.is_set, **fault)
     burst = await world.start_burst()
     await world.eventually(lambda: world.called("select_tasks"))
     await burst.cancel()
+    asked.set()
     with pytest.raises(WorkflowFailureError):
         await burst.result()
     assert (await world.state()).positions == {}
@@ -96,9 +98,9 @@ async def test_cancelling_in_training_keeps_the_groups_of_other_bursts(world: Fa
 
 async def test_a_burst_cancelled_after_a_commit_publishes_what_is_committed(world: FakeWorld):
     """Or the next one would train the same version again, which its commit refuses for ever."""
-    burst = await world.start_burst(steps=2)
     second = ids.batch_id(world.run, "first", 1)
     world.faults.add("pack_group", delay_seconds=100.0, when=lambda request: request.batch == second)
+    burst = await world.start_burst(steps=2)
     await world.eventually(lambda: second in world.opened)
     await cancelled(burst)
     state = await world.until(world.all_serving)
@@ -174,6 +176,7 @@ async def test_terminating_a_burst_or_its_batch_frees_the_run(world: FakeWorld, 
     assert state.accounts.ready == ()
     assert world.commits == {}
     await the_next_burst_runs(world)
+    await world.whole_ledger()
     assert any("terminated" in reason for entry in world.ledger.values() for reason in entry.reasons)
 
 
@@ -194,17 +197,10 @@ async def test_a_micro_step_that_never_works_parks_the_batch_and_an_abort_frees_
         "run_micro_step", error=Fenced("poisoned"), times=None, when=lambda task: task.micro_step.index == 1
     )
     burst = await world.start_burst()
-    batch = world.handle(ids.batch_id(world.run, "first", 0))
-    async with asyncio.timeout(200):
-        await world.eventually(lambda: world.opened)
-        while not await batch.query("blocked_steps"):
-            await asyncio.sleep(0.2)
-    assert "poisoned" in (await batch.query("blocked_steps"))[0]
-    assert (await batch.execute_update("resolve_step", Resolution.RETRY)).endswith("retry")
-    async with asyncio.timeout(200):
-        while not await batch.query("blocked_steps"):
-            await asyncio.sleep(0.2)
-    await batch.execute_update("resolve_step", Resolution.ABORT)
+    batch = ids.batch_id(world.run, "first", 0)
+    assert "poisoned" in (await world.blocked(batch))[0]
+    assert (await world.resolve(batch, Resolution.RETRY)).endswith("retry")
+    await world.resolve(batch, Resolution.ABORT)
     with pytest.raises(WorkflowFailureError):
         await burst.result()
     await the_next_burst_runs(world)

@@ -132,18 +132,12 @@ async def test_an_execution_parks_when_its_records_cannot_be_processed(world: Fa
     await world.eventually(lambda: len(world.called("process_execution")) == 4)
     for resolution in (Resolution.RETRY, Resolution.SKIP):
         await world.until(lambda state: state.accounts.finished == 3)
-        await _blocked(world, handle)
+        await world.blocked(handle.id)
         assert (await handle.describe()).search_attributes["Phase"] == ["BLOCKED"]
         await handle.execute_update("resolve_step", resolution)
     report = await burst.result()
     assert (await handle.result())["outcome"] == Outcome.EVALUATOR_FAILED
     assert report.executions_valid == 2
-
-
-async def _blocked(world: FakeWorld, handle) -> None:
-    async with asyncio.timeout(200):
-        while not await handle.query("blocked_steps"):
-            await asyncio.sleep(0.1)
 
 
 async def test_a_cancel_that_comes_while_it_closes_loses_nothing(world: FakeWorld):
@@ -166,7 +160,7 @@ async def test_a_parked_execution_can_be_cancelled(world: FakeWorld):
     burst = await world.start_burst()
     handle = world.handle(ids.execution_id(world.run, "first", 0, 0))
     await world.until(lambda state: state.accounts.finished == 3)
-    await _blocked(world, handle)
+    await world.blocked(handle.id)
     await handle.cancel()
     await burst.result()
     closed = await handle.result()

@@ -87,6 +87,7 @@ async def test_a_shuffled_burst_gives_its_groups_to_its_steps_at_random(world: F
     assert shuffled != everybody
     steps = [sorted(commit.groups) for commit in world.commits.values()]
     assert steps == [sorted(shuffled[start : start + 4]) for start in (0, 4, 8)], "the seed's lots, whoever came first"
+    await world.whole_ledger()
     assert "shuffled over its steps" in world.noted("dispatch")[0].reasons
 
 

@@ -25,7 +25,7 @@ async def test_an_engine_with_other_weights_serves_nothing_and_is_named(world: F
     assert [cell.role for cell in state.cells] == ["rollout", "parked"]
     assert world.doors[1] is None
     fault.times = 0
-    await world.handle(ids.cell_workflow_id(world.run, 1)).execute_update("resolve_step", Resolution.RETRY)
+    await world.resolve(ids.cell_workflow_id(world.run, 1), Resolution.RETRY)
     await world.until(world.all_serving)
 
 
@@ -40,7 +40,7 @@ async def test_without_any_verified_engine_nothing_is_acknowledged(world: FakeWo
     assert world.published == []
     assert all(door is None for door in world.doors.values())
     fault.times = 0
-    await world.handle(ids.cell_workflow_id(world.run, 0)).execute_update("resolve_step", Resolution.RETRY)
+    await world.resolve(ids.cell_workflow_id(world.run, 0), Resolution.RETRY)
     assert (await burst.result()).version == 1
     await world.eventually(lambda: world.published == [1])
 

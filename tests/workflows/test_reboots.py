@@ -43,7 +43,7 @@ async def test_where_a_reboot_does_not_help_the_cell_parks_and_the_operator_deci
     assert ends(world, Direction.TO_TRAINING) == [REBOOTED, PARKED]
     assert (await world.state()).mode.failed == 2
     fault.times = 0
-    await world.handle(ids.cell_workflow_id(world.run, 0)).execute_update("resolve_step", Resolution.RETRY)
+    await world.resolve(ids.cell_workflow_id(world.run, 0), Resolution.RETRY)
     assert (await burst.result()).version == 1
     assert world.boots[0] == 2
 

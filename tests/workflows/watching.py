@@ -1,6 +1,7 @@
 """A look at a run's counters all the time, whatever a test does meanwhile."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -40,4 +41,9 @@ async def watching(world: FakeWorld) -> AsyncIterator[list[tuple[int, int, int]]
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-    await look()
+    async with asyncio.timeout(200):
+        while True:
+            with contextlib.suppress(RPCError):  # the worker may have been killed just now
+                await look()
+                return
+            await asyncio.sleep(0.2)

@@ -21,7 +21,7 @@ from infra.records.database import open_database
 from infra.records.executions import ExecutionRecords
 from infra.temporal.failures import FailureInterceptor
 from tests.workflows.control_steps import FIRST, ControlSteps
-from tests.workflows.fake_cell import FakeCell
+from tests.workflows.fake_cell import BEAT, FakeCell
 from workers.registration import activities_of
 from workflows.books import SchedulerState
 from workflows.cell import Cell, CellState
@@ -30,6 +30,7 @@ from workflows.messages import ids
 from workflows.messages.burst import BurstReport, BurstSpec
 from workflows.messages.fleet import CellSpec
 from workflows.messages.scheduling import RunSpec
+from workflows.messages.transition import Resolution
 from workflows.scheduler import Scheduler
 from workflows.steps import Queue
 
@@ -68,6 +69,7 @@ class FakeWorld(ControlSteps):
             activities=activities,
             interceptors=[FailureInterceptor()],
             max_concurrent_activities=200,
+            max_heartbeat_throttle_interval=BEAT,
         )
         self.workers.append(worker)
         self.serving.append(asyncio.create_task(worker.run()))
@@ -181,6 +183,24 @@ class FakeWorld(ControlSteps):
         async with asyncio.timeout(seconds):
             while not holds():
                 await asyncio.sleep(0.05)
+
+    async def blocked(self, workflow_id: str) -> list[str]:
+        """Wait until a step is blocked there: whoever parks says so first. What is blocked."""
+        async with asyncio.timeout(200):
+            while True:
+                with contextlib.suppress(RPCError):  # it may not have begun yet
+                    if found := await self.handle(workflow_id).query("blocked_steps", result_type=list[str]):
+                        return found
+                await asyncio.sleep(0.1)
+
+    async def resolve(self, workflow_id: str, resolution: Resolution) -> str:
+        """Decide about a step as soon as it is blocked."""
+        await self.blocked(workflow_id)
+        return await self.handle(workflow_id).execute_update("resolve_step", resolution)
+
+    async def retired(self, cell: int) -> None:
+        """Wait until the workflow of a cell that has left has come to its own end: it tells the Scheduler before."""
+        await self.handle(ids.cell_workflow_id(self.run, cell)).result()  # raises when it ended another way
 
     async def status(self, workflow_id: str) -> WorkflowExecutionStatus:
         description = await self.handle(workflow_id).describe()
