@@ -57,7 +57,7 @@ from workflows.messages.fleet import CellSpec
 from workflows.messages.ids import engine_id
 
 READY_SECONDS = 180.0
-_TEMPORAL_SECONDS = 60.0
+_TEMPORAL_SECONDS = 180.0
 _PROBE_PAUSE_SECONDS = 0.2
 _CRASH_LOOP_DEATHS = 4
 _LEFT_OVER_GRACE_SECONDS = 5.0

@@ -62,7 +62,7 @@ def table() -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_rows_carry_their_errors(table: dict[str, Any]) -> None:
     for row in table["rows"]:
         assert row.error == pytest.approx(row.simulated / row.published - 1, abs=1e-3)
@@ -72,6 +72,6 @@ def test_rows_carry_their_errors(table: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_schedulers_come_out_in_the_published_order(table: dict[str, Any]) -> None:
     assert all(table["orders"].values()), table["orders"]

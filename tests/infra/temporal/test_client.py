@@ -12,7 +12,7 @@ from temporalio.worker import Worker
 from infra.temporal.client import ask
 from tests.workflows.server import connect, dev_server
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @workflow.defn(name="Asked", sandboxed=False)

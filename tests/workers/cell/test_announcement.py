@@ -14,7 +14,7 @@ from workflows.messages.fleet import CellWorkerUp
 from workflows.messages.ids import cell_workflow_id
 
 UP = CellWorkerUp(cell=3, boot_epoch=7, queue="cell-3", engine_url="http://e", actor_url="http://a")
-TURNS = 600
+TURNS = 6000
 
 
 @workflow.defn
@@ -92,7 +92,7 @@ async def test_a_boot_is_told_once_and_ends_when_its_cell_is_offered_anew(client
         await handle.signal("retire")
         assert await handle.result() == [UP.boot_epoch]
         other = await begin(client, "again")
-        await asyncio.wait_for(telling, 30)
+        await asyncio.wait_for(telling, 200)
         await other.signal("retire")
         assert await other.result() == []
     finally:

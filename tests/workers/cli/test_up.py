@@ -13,7 +13,7 @@ from workers.supervisor import LocalStack
 from workers.supervisor.hints import next_steps
 from workers.supervisor.tree import run_processes
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 SCRIPT = """
 import asyncio, sys

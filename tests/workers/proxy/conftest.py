@@ -56,7 +56,7 @@ def said(text):
     return {"role": "assistant", "content": text}
 
 
-async def until(condition, seconds=10.0):
+async def until(condition, seconds=120.0):
     end = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > end:
@@ -153,7 +153,7 @@ class Stage:
             tokenizer=self.chat,
         )
         self._public = await Served(self.proxy.public).open()
-        self.client = httpx2.AsyncClient(base_url=self._public.url, timeout=30, verify=False)
+        self.client = httpx2.AsyncClient(base_url=self._public.url, timeout=200, verify=False)
         transport = httpx2.ASGITransport(app=self.proxy.admin)
         self.control = RoutingClient("http://proxy", KEY, transport=transport)
 
@@ -227,7 +227,7 @@ class Stage:
         return self._served[cell].url
 
     async def fault(self, cell, **fault):
-        async with httpx2.AsyncClient(verify=False) as client:
+        async with httpx2.AsyncClient(verify=False, timeout=200) as client:
             assert (await client.post(f"{self.url(cell)}/faults", json=fault)).status_code == 200
 
     async def register(self, member=0, *, row=True, call_limit=64, harness="command", **sampling):

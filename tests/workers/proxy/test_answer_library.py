@@ -8,7 +8,7 @@ import pytest
 from tests.workers.proxy.test_answer import read
 from workers.proxy.answer import Kind
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 PARAMETERS = {"type": "object", "properties": {"cmd": {"type": "string"}, "lines": {"type": "array"}}}
 TYPES = {name: {"cmd": "string", "lines": "array"} for name in ("bash", "edit")}
 TEXTS = ["ls", 'say "hi" \\ {x}', "삼겹살 👩‍🚀", "a\nb\n", "</tool", "<think>", "x < y; z > w", "", "[1, 2]"]

@@ -42,7 +42,7 @@ def share(folder, first):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(7200)
 def test_ten_thousand_interleavings(folder):
     """A quarter of an hour of one core, so every core takes part."""
     spawned = multiprocessing.get_context("spawn")
