@@ -55,7 +55,7 @@ async def served(answer, *, piece=5, pause_before=None):
     server = await asyncio.start_server(talk, "127.0.0.1", 0)
     async with server:
         yield Target("127.0.0.1", server.sockets[0].getsockname()[1], "/v1/chat/completions", {"x": "y"})
-        await asyncio.wait(talks, timeout=10)
+        await asyncio.wait(talks, timeout=120)
 
 
 HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -66,7 +66,7 @@ async def test_an_answer_is_read_and_the_connection_used_again(piece):
     async with served(HEAD + chunked(WHOLE), piece=piece) as target:
         caller = Caller(target)
         for _ in range(2):
-            heard = await caller.ask({"stream": True}, seconds=10)
+            heard = await caller.ask({"stream": True}, seconds=120)
             assert (heard.prompt_tokens, heard.output_tokens, heard.pieces, heard.finish) == (7, 2, 2, "length")
             assert 0 < heard.first_seconds <= heard.seconds
         caller.close()
@@ -75,7 +75,7 @@ async def test_an_answer_is_read_and_the_connection_used_again(piece):
 async def test_the_empty_first_piece_is_not_the_first_text():
     async with served(HEAD + chunked(WHOLE), piece=1, pause_before=b"one") as target:
         caller = Caller(target)
-        heard = await caller.ask({}, seconds=10)
+        heard = await caller.ask({}, seconds=120)
         caller.close()
     assert heard.first_seconds >= 0.05
 
@@ -94,5 +94,5 @@ async def test_anything_but_a_whole_answer_is_refused(answer):
     async with served(answer) as target:
         caller = Caller(target)
         with pytest.raises(Transient):
-            await caller.ask({}, seconds=10)
+            await caller.ask({}, seconds=120)
         caller.close()

@@ -5,7 +5,7 @@ import pytest
 from workers.bench.proxy.plan import BenchPlan
 from workers.bench.proxy.run import measure
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 async def test_our_proxy_is_measured_alone(tmp_path):

@@ -12,7 +12,7 @@ from workflows.messages.policies import PolicySettings
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("policy", ["waterlevel", "async"])
 async def test_the_plan_is_carried_out_on_a_real_stack(policy: str, tmp_path: Path) -> None:
     workload = small()

@@ -19,7 +19,7 @@ from workers.cell.training.pipeline.replicas import Replica, Replicated
 from workers.cell.training.pipeline.stage import Stage, StageServer
 from workers.cell.training.whole import HostPolicy
 
-WAIT_SECONDS = 60
+WAIT_SECONDS = 200
 
 
 class QueueLink:

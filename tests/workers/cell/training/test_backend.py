@@ -28,10 +28,10 @@ def address_of(port: int) -> str:
 
 def test_the_meeting_point_listens_on_loopback_alone() -> None:
     before = listening()
-    store = host_store(2, 5)
+    store = host_store(2, 120)
     assert listening() - before == {address_of(store.port)}
     store.set("from", "one")
-    assert TCPStore("127.0.0.1", store.port, 2, is_master=False, timeout=timedelta(seconds=5)).get("from") == b"one"
+    assert TCPStore("127.0.0.1", store.port, 2, is_master=False, timeout=timedelta(seconds=120)).get("from") == b"one"
 
 
 @pytest.mark.parametrize("kept", [None, "no-such-interface"])
@@ -44,7 +44,7 @@ def test_groups_of_stages_listen_on_loopback_alone(kept: str | None, monkeypatch
             dist.ProcessGroupGloo(HashStore(), 0, 1, timedelta(seconds=5))
     before = listening()
     with on_loopback():
-        group = dist.ProcessGroupGloo(HashStore(), 0, 1, timedelta(seconds=5))
+        group = dist.ProcessGroupGloo(HashStore(), 0, 1, timedelta(seconds=120))
     found = listening() - before
     assert group.size() == 1
     assert found

@@ -52,7 +52,7 @@ def thread(flow: Flow) -> ComputeThread:
 def held(thread: ComputeThread) -> threading.Event:
     """Keeps the thread busy until set, so that what comes next queues up."""
     go = threading.Event()
-    thread.alone(lambda: go.wait(10))
+    thread.alone(lambda: go.wait(120))
     return go
 
 
@@ -64,7 +64,7 @@ def test_micro_steps_overlap_and_a_pause_finishes_them(flow: Flow, thread: Compu
     go = held(thread)
     futures = [thread.flowing(feeding(flow, name)) for name in "abc"]
     go.set()
-    assert [future.result(10) for future in futures] == ["a", "b", "c"]
+    assert [future.result(120) for future in futures] == ["a", "b", "c"]
     assert flow.done == ["feed a", "feed b", "end a", "feed c", "end b", "end c"]
 
 
@@ -74,8 +74,8 @@ def test_what_runs_alone_finds_nothing_in_flight(flow: Flow, thread: ComputeThre
     alone = thread.alone(lambda: (flow.in_flight, list(flow.done)))
     last = thread.flowing(feeding(flow, "b"))
     go.set()
-    assert alone.result(10) == (0, ["feed a", "end a"])
-    assert (first.result(10), last.result(10)) == ("a", "b")
+    assert alone.result(120) == (0, ["feed a", "end a"])
+    assert (first.result(120), last.result(120)) == ("a", "b")
 
 
 def test_an_error_is_the_callers_and_the_thread_goes_on(flow: Flow, thread: ComputeThread) -> None:
@@ -83,10 +83,10 @@ def test_an_error_is_the_callers_and_the_thread_goes_on(flow: Flow, thread: Comp
         raise ValueError("refused")
 
     with pytest.raises(ValueError, match="refused"):
-        thread.flowing(refuse).result(10)
+        thread.flowing(refuse).result(120)
     with pytest.raises(ZeroDivisionError):
-        thread.alone(lambda: 1 / 0).result(10)
-    assert thread.alone(lambda: "still here").result(10) == "still here"
+        thread.alone(lambda: 1 / 0).result(120)
+    assert thread.alone(lambda: "still here").result(120) == "still here"
 
 
 def test_a_flow_that_breaks_tells_everybody_in_it(flow: Flow, thread: ComputeThread) -> None:
@@ -95,8 +95,8 @@ def test_a_flow_that_breaks_tells_everybody_in_it(flow: Flow, thread: ComputeThr
     flow.broken = True
     go.set()
     with pytest.raises(RuntimeError, match="lost"):
-        future.result(10)
-    assert thread.alone(lambda: "still here").result(10) == "still here"
+        future.result(120)
+    assert thread.alone(lambda: "still here").result(120) == "still here"
 
 
 def test_what_is_cancelled_while_it_waits_never_runs(flow: Flow, thread: ComputeThread) -> None:
@@ -104,7 +104,7 @@ def test_what_is_cancelled_while_it_waits_never_runs(flow: Flow, thread: Compute
     future = thread.alone(lambda: flow.done.append("ran"))
     assert future.cancel()
     go.set()
-    thread.alone(lambda: None).result(10)
+    thread.alone(lambda: None).result(120)
     with pytest.raises(CancelledError):
-        future.result(10)
+        future.result(120)
     assert flow.done == []

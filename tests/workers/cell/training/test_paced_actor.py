@@ -4,6 +4,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from infra.actor.wire import ROUTES
 from infra.checkpoints import CheckpointStore
 from infra.settings.fleet import PacedTrainer
+from infra.transfer import PublishedBuffers
 from infra.weights.checksum import weights_checksum
 from infra.weights.folder import folder_checksum, load_weights
 from infra.weights.plain import arrays_checksum, load_arrays
@@ -162,16 +164,27 @@ def update(rig: PacedRig, version: int) -> None:
     rig.core.commit(m.Commit(batch=batch, version=version, **BOOT))
 
 
-@pytest.mark.timeout(25, func_only=True)  # waiting for the reader would take 30 s
-def test_a_snapshot_whose_slot_is_being_read_is_refused_and_not_waited_for(rig: PacedRig) -> None:
+def test_a_snapshot_whose_slot_is_being_read_is_refused_and_not_waited_for(
+    rig: PacedRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     old = rig.core.expose_snapshot(m.ExposeSnapshot(version=0, **BOOT))
     update(rig, 1)
     rig.core.release_snapshot(
         m.ReleaseSnapshot(pin=rig.core.expose_snapshot(m.ExposeSnapshot(version=1, **BOOT)).pin, **BOOT)
     )
     update(rig, 2)
+    patience: list[float] = []
+    free_slot = PublishedBuffers._free_slot
+
+    def asked(self: PublishedBuffers, allocate: Any, deadline: float) -> Any:
+        patience.append(deadline - self._clock())
+        return free_slot(self, allocate, deadline)
+
+    monkeypatch.setattr(PublishedBuffers, "_free_slot", asked)
     with pytest.raises(StillHeld, match="the slot that is to be overwritten"):
         rig.core.expose_snapshot(m.ExposeSnapshot(version=2, **BOOT))
+    assert len(patience) == 1
+    assert patience[0] <= 0, "it would wait for the reader"
     rig.core.release_snapshot(m.ReleaseSnapshot(pin=old.pin, **BOOT))
     now = rig.core.expose_snapshot(m.ExposeSnapshot(version=2, **BOOT))
     assert (now.version, now.checksum) == (2, rig.core.status().checksum)
@@ -186,7 +199,7 @@ def test_other_weights_of_the_same_version_are_copied_anew() -> None:
     second, again = exposed.expose(1, "b"), exposed.expose(1, "b")
     into = np.empty_like(held)
     for reply, value in ((first, 0), (second, 7), (again, 7)):
-        endpoint(1).read(reply.manifest, {"weights": into}, timeout_seconds=20)
+        endpoint(1).read(reply.manifest, {"weights": into}, timeout_seconds=120)
         assert into.tolist() == [value] * 3
         exposed.release(reply.pin)
     exposed.close()

@@ -26,7 +26,8 @@ from workflows.messages.training import TokenMetrics
 
 SETTINGS = LossSettings(clip_low=0.2, clip_high=0.28)
 STEPS = [pack([sampled(f"e{k}", (-1.0) ** k, 3 + k, 4 + 3 * k, seed=k)], index=k) for k in range(6)]
-fewer = settings(deadline=None, max_examples=5, suppress_health_check=[HealthCheck.function_scoped_fixture])
+UNCHECKED = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+fewer = settings(deadline=None, max_examples=5, suppress_health_check=UNCHECKED)
 
 
 @pytest.fixture(scope="module", params=[(True, 2, 2), (False, 2, 2), (True, 5, 4)], ids=str)
