@@ -42,11 +42,12 @@ from workflows.messages.burst import Selection
 from workflows.messages.errors import ActorUnavailable, CheckpointUnusable
 from workflows.messages.group import MicroStep
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
 ROOT = Path(__file__).parents[4]
-BATCHES, KILLS, KEY = 10, 10, secrets.token_hex(16)
-SLOW_DISK_SECONDS = 0.02
+BATCHES, KILLS, KEY = 14, 10, secrets.token_hex(16)
+SLOW_DISK_SECONDS = 0.08
+"""Far more than passes between two looks at a draft, so that a checkpoint is caught while it is written."""
 R = TypeVar("R")
 
 
@@ -158,7 +159,7 @@ class Cell:
                     return await self._all_batches(client)
                 except ActorUnavailable:
                     assert watch is not None
-                    await asyncio.wait_for(watch, 10)
+                    await asyncio.wait_for(watch, 120)
                     return None
                 finally:
                     if watch is not None:
@@ -248,7 +249,7 @@ class Cell:
 
 
 async def answering(client: ActorClient, pid: int) -> None:
-    for _ in range(600):
+    for _ in range(6000):
         try:
             if (await client.status()).pid == pid:
                 return
@@ -263,7 +264,7 @@ def plan(seed: int) -> list[Kill]:
     draw = random.Random(seed)
     whens = ["requests"] * 4 + ["writing"] * 4 + ["written"] * 2
     draw.shuffle(whens)
-    longest = {"requests": 0.03, "writing": 5 * SLOW_DISK_SECONDS, "written": SLOW_DISK_SECONDS}
+    longest = {"requests": 0.03, "writing": 3 * SLOW_DISK_SECONDS, "written": SLOW_DISK_SECONDS}
     return [
         Kill(when, draw.uniform(0, longest[when]), draw.randint(1, 12) if when == "requests" else 0) for when in whens
     ]

@@ -15,7 +15,7 @@ from infra.ports import free_ports
 from tests.infra.transfer.conftest import wait_stopped
 from workflows.messages.errors import EngineUnavailable, Fenced, InvalidInput, StillHeld, TransferFailed
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 ROOT = Path(__file__).parents[5]
 PAGE = 1 << 20
 LENGTH = 200
@@ -47,7 +47,7 @@ class Linker:
 
     def end(self) -> None:
         self.process.kill()
-        self.process.wait(10)
+        self.process.wait(120)
         for pipe in (self.process.stdin, self.process.stdout):
             if pipe is not None:
                 pipe.close()
@@ -87,15 +87,19 @@ async def test_the_destination_dies_in_the_middle_of_its_read(linker):
     source, destination = linker(LENGTH), linker(0)
     at_source, at_destination = source.wait().client(), destination.wait().client()
     try:
-        await at_source.retain(1, ("a",), hold_seconds=2)
+        await at_source.retain(1, ("a",), hold_seconds=15)
         manifest = await at_source.manifest(1)
+        # A source that stands still, so that the read is under way however late the destination dies.
+        source.process.send_signal(signal.SIGSTOP)
+        wait_stopped(source.process.pid)
         pull = asyncio.create_task(at_destination.pull(manifest))
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(0.3)
         destination.process.kill()
         with pytest.raises(EngineUnavailable):
             await pull
+        source.process.send_signal(signal.SIGCONT)
         assert (await at_source.stats()).pinned_pages == LENGTH, "nobody acknowledged: the pins stay"
-        for _ in range(100):
+        for _ in range(1200):
             if (await at_source.stats()).leases == 0:
                 break
             await asyncio.sleep(0.1)
@@ -119,12 +123,12 @@ async def test_the_source_dies_or_hangs_and_the_destination_stays_usable(linker,
         if fault == signal.SIGSTOP:
             wait_stopped(source.process.pid)
         else:
-            source.process.wait(10)
+            source.process.wait(120)
         with pytest.raises(TransferFailed):
             await at_destination.pull(manifest, timeout_seconds=2)
         assert (await at_destination.stats()).used_pages == 0
         await at_other.retain(1, ("a",))
-        pulled = await at_destination.pull(await at_other.manifest(1))
+        pulled = await at_destination.pull(await at_other.manifest(1), timeout_seconds=200)
         assert (pulled.arrived, pulled.pages) == (("a",), 5)
     finally:
         for client in (at_source, at_destination, at_other):
@@ -141,7 +145,7 @@ async def test_whoever_asked_for_the_pull_goes_away_and_asks_again(linker):
         await asyncio.sleep(0.02)
         pull.cancel()
         await asyncio.gather(pull, return_exceptions=True)
-        pulled = await patient.pull(manifest)
+        pulled = await patient.pull(manifest, timeout_seconds=200)
         assert pulled.arrived == ("a",)
         assert pulled.pages + pulled.present == LENGTH
         assert (await at_source.acknowledge(1)).released
