@@ -21,6 +21,8 @@ _DYNAMIC_CONFIG = (
     "system.numConsecutiveWorkflowTaskProblemsToTriggerSearchAttribute=2",
     # A task that other code must do is offered at least this often; the default is ten minutes.
     'history.workflowTaskRetryMaxInterval="30s"',
+    # Ours exist before the server starts, so it need not look for them in its database at every task that it completes.
+    "system.forceSearchAttributesCacheRefreshOnRead=false",
 )
 
 _SQLITE = ("journal_mode=wal", "synchronous=normal")

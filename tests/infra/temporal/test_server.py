@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from temporalio.client import WorkflowExecutionStatus
+from temporalio.common import SearchAttributeKey, SearchAttributePair, TypedSearchAttributes
 
 from infra.settings.fleet import Fleet
 from infra.settings.run import RunManifest
@@ -15,6 +16,7 @@ from tests.workflows.server import connect
 from workers.supervisor.run_folder import open_manifest
 
 HELD = 30
+KEYS = [SearchAttributeKey.for_keyword(name) for name in SEARCH_ATTRIBUTES]
 
 
 @pytest.fixture
@@ -39,7 +41,8 @@ async def test_a_killed_server_has_lost_nothing_that_it_acknowledged(manifest: R
     with killed_at_the_end(manifest) as address:
         client = await connect(address)
         for number in range(HELD):
-            await client.start_workflow("Held", id=f"held-{number}", task_queue="nobody")
+            shown = TypedSearchAttributes([SearchAttributePair(key, "known at once") for key in KEYS])
+            await client.start_workflow("Held", id=f"held-{number}", task_queue="nobody", search_attributes=shown)
     assert (manifest.folder / "temporal.db").read_bytes()[18:20] == b"\x02\x02"  # what SQLite writes there in WAL mode
     with killed_at_the_end(manifest) as address:
         client = await connect(address)
@@ -47,6 +50,7 @@ async def test_a_killed_server_has_lost_nothing_that_it_acknowledged(manifest: R
         for number in range(HELD):
             described = await client.get_workflow_handle(f"held-{number}").describe()
             assert described.status is WorkflowExecutionStatus.RUNNING
+            assert [described.typed_search_attributes[key] for key in KEYS] == ["known at once"] * len(KEYS)
 
 
 def test_the_database_is_a_file_of_the_run_folder_that_no_commit_waits_for(manifest: RunManifest):
