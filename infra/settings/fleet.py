@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, ValidationError, model_validator
 
-from infra.settings.spelling import problem_text
+from infra.settings.spelling import problem_lines
 from workflows.messages.base import Message
 from workflows.messages.burst import Slug
 from workflows.messages.errors import InvalidSpec
@@ -100,7 +100,4 @@ def load_fleet(path: Path) -> Fleet:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InvalidSpec(f"{path} is not TOML: {error}") from None
     except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"])
-        said = problem_text(Fleet, first)
-        raise InvalidSpec(f"{said} (got {first.get('input')!r})", field=field or None) from None
+        raise InvalidSpec("\n       ".join(f"{path}: {line}" for line in problem_lines(Fleet, error))) from None

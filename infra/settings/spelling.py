@@ -1,19 +1,46 @@
-"""Fields that a person may have meant."""
+"""What is wrong with a file that a person wrote, and which fields they may have meant."""
 
 import difflib
+import re
 from collections.abc import Sequence
 from typing import Any, get_args
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+_NAMES = re.compile(r"[a-z_][\w.]*(?:, [a-z_][\w.]*)*: ")
+"""How the text of a check over several fields begins: with their names."""
+_CHOICE = re.compile(r"\^\(([\w|-]+)\)\$")
+"""A pattern that is a list of words."""
 
-def problem_text(model: type[BaseModel], problem: ErrorDetails) -> str:
-    """What is wrong with a field: pydantic's own words, but for a field that does not exist, the one that is meant."""
-    if problem["type"] != "extra_forbidden":
-        return problem["msg"]
-    near = nearest_field(model, problem["loc"])
-    return f"unknown field; did you mean `{near}`?" if near else "unknown field"
+
+def problem_lines(model: type[BaseModel], error: ValidationError) -> list[str]:
+    """Every wrong field, a line each: its dotted name, what was expected, and what was given if that is short."""
+    return [_line(model, problem) for problem in error.errors()]
+
+
+def _line(model: type[BaseModel], problem: ErrorDetails) -> str:
+    place, said = ".".join(map(str, problem["loc"])), _text(model, problem)
+    names = _NAMES.match(said) if problem["type"] == "value_error" else None
+    if place and names:
+        said = ", ".join(f"{place}.{name}" for name in names[0][:-2].split(", ")) + said[names.end() - 2 :]
+    elif place:
+        said = f"{place}: {said}"
+    given = problem["input"]
+    return f"{said} (got {given!r:.80})" if isinstance(given, str | int | float | bool | None) else said
+
+
+def _text(model: type[BaseModel], problem: ErrorDetails) -> str:
+    """Pydantic's own words where they are plain; for a field that does not exist, the one that is meant."""
+    if problem["type"] == "extra_forbidden":
+        near = nearest_field(model, problem["loc"])
+        return f"unknown field; did you mean `{near}`?" if near else "unknown field"
+    if problem["type"] == "tuple_type":
+        return "Input should be a list"
+    if problem["type"] == "string_pattern_mismatch":
+        choice = _CHOICE.fullmatch(problem.get("ctx", {})["pattern"])
+        return f"Input should be one of {', '.join(choice[1].split('|'))}" if choice else problem["msg"]
+    return problem["msg"].removeprefix("Value error, ")
 
 
 def nearest_field(model: type[BaseModel], place: Sequence[str | int]) -> str:

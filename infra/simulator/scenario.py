@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints, ValidationError, model_validator
 
+from infra.settings.spelling import problem_lines
 from workflows.messages.base import Message
 from workflows.messages.errors import InvalidSpec
 from workflows.messages.policies import Bounds, PolicyName, ThroughputSettings
@@ -201,11 +202,4 @@ def load_scenario(path: Path) -> Scenario:
     except (tomllib.TOMLDecodeError, json.JSONDecodeError, UnicodeDecodeError) as error:
         raise InvalidSpec(f"{path} cannot be read: {error}") from None
     except ValidationError as error:
-        raise InvalidSpec("\n       ".join(f"{path}: {_worded(problem)}" for problem in error.errors())) from None
-
-
-def _worded(problem) -> str:
-    field = ".".join(str(part) for part in problem["loc"])
-    given = problem["input"]
-    shown = f" (got {given!r:.80})" if isinstance(given, str | int | float | bool | None) else ""
-    return f"{field + ': ' if field else ''}{problem['msg']}{shown}"
+        raise InvalidSpec("\n       ".join(f"{path}: {line}" for line in problem_lines(Scenario, error))) from None

@@ -12,6 +12,7 @@ from infra.settings.run import RunManifest
 from infra.temporal.client import ask, connect
 from workers.cli.runs import find_run
 from workers.supervisor.run_folder import is_supervised
+from workflows.messages.base import LONGEST_SECONDS
 from workflows.messages.errors import InvalidInput, Transient
 from workflows.messages.fleet import Elasticity, OfferCell, ReclaimCell
 from workflows.messages.ids import scheduler_id
@@ -43,6 +44,8 @@ def cells_offer(count: int = 1, /, *, run_dir: Path | None = None) -> None:
     The same by hand: temporal workflow update execute --workflow-id RUN/scheduler --name offer_cell
     --input '{"cell": {"index": 3, "slots": 8}}'
     """
+    if count < 1:
+        raise InvalidInput(f"expected at least 1, got {count}", field="COUNT")
     manifest = _running(run_dir)
     for _ in range(count):
         print(asyncio.run(offer(manifest)))
@@ -53,6 +56,10 @@ def cells_reclaim(cell: int, /, *, deadline: float = 300.0, wait: bool = False, 
 
     The core first hands its weights and its optimizer state to another cell, between two updates if there is time.
     """
+    if cell < 0:
+        raise InvalidInput(f"expected the index of a cell, got {cell}", field="CELL")
+    if not 0 <= deadline <= LONGEST_SECONDS:
+        raise InvalidInput(f"expected 0 to {LONGEST_SECONDS:g} seconds from now, got {deadline:g}", field="--deadline")
     manifest = _running(run_dir)
     print(asyncio.run(reclaim(manifest, cell, deadline, wait=wait)))
 

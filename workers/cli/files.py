@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
-from pydantic_core import ErrorDetails
 
 from activities.tasks import HARNESSES
 from harness_adapters.registry import adapter_named
 from infra.settings.fleet import Fleet, load_fleet
-from infra.settings.spelling import problem_text
+from infra.settings.spelling import problem_lines
 from infra.weights.folder import require_model
 from workers.supervisor.run_folder import CHECKOUT
 from workflows.messages.burst import BurstSpec, CampaignSpec, HarnessChoice
@@ -30,9 +29,7 @@ def parse(model: type[Spec], path: Path) -> Spec:
     except FileNotFoundError:
         raise InvalidSpec(f"no such file: {path}") from None
     except ValidationError as error:
-        raise InvalidSpec(
-            "\n       ".join(f"{path}: {_explain(model, problem)}" for problem in error.errors())
-        ) from None
+        raise InvalidSpec("\n       ".join(f"{path}: {line}" for line in problem_lines(model, error))) from None
 
 
 def burst_example(
@@ -71,7 +68,7 @@ def burst_example(
     try:
         print(BurstSpec.model_validate(written).model_dump_json(indent=2))
     except ValidationError as error:
-        raise InvalidSpec("\n       ".join(_explain(BurstSpec, problem) for problem in error.errors())) from None
+        raise InvalidSpec("\n       ".join(problem_lines(BurstSpec, error))) from None
 
 
 def burst_schema() -> None:
@@ -147,10 +144,3 @@ def _check_harness(choice: HarnessChoice) -> None:
         adapter.check(choice, CHECKOUT / HARNESSES)
     except HarnessUnusable as error:
         print(f"note: harness.name: {error}; gyre harness install {choice.name}", file=sys.stderr)
-
-
-def _explain(model: type[BaseModel], problem: ErrorDetails) -> str:
-    field = ".".join(str(part) for part in problem["loc"])
-    given = problem["input"]
-    shown = f" (got {given!r:.80})" if isinstance(given, str | int | float | bool | None) else ""
-    return f"{field or 'file'}: {problem_text(model, problem)}{shown}"

@@ -8,6 +8,7 @@ from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Table
 
+from infra.settings.spelling import problem_lines
 from infra.simulator.plan import Finalist, PlanReport, Search
 from infra.simulator.plan import plan as search_plan
 from infra.simulator.scenario import Scenario, load_scenario
@@ -74,8 +75,7 @@ def load_search(path: Path) -> Search:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InvalidSpec(f"{path} is not TOML: {error}") from None
     except ValidationError as error:
-        text = "\n       ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
-        raise InvalidSpec(f"{path}: {text}") from None
+        raise InvalidSpec("\n       ".join(f"{path}: {line}" for line in problem_lines(Search, error))) from None
 
 
 def resized(base: Scenario, nodes: int) -> Scenario:

@@ -186,3 +186,54 @@ def test_bounds_that_the_fleet_cannot_keep_are_named(tmp_path, capsys, text: str
 def test_bounds_survive_being_written_as_a_file():
     fleet = Fleet(bounds=Bounds(min_rollout_cells=1, max_training_cells=2), evaluator_slots=4)
     assert Fleet.model_validate(tomllib.loads(fleet_toml(fleet))) == fleet
+
+
+def test_every_wrong_field_of_a_fleet_is_named_at_once_and_nothing_else_is_printed(tmp_path, capsys):
+    path = tmp_path / "fleet.toml"
+    path.write_text(
+        'cells = 3\nharness_slots = "many"\nrum = 2\n[bounds]\nmin_training_cells = 2\nmax_training_cells = 1'
+    )
+    assert run("fleet", "check", str(path)) == 2
+    shown = capsys.readouterr().err
+    for line in (
+        "cells: Input should be a list (got 3)",
+        "harness_slots: Input should be a valid integer, unable to parse string as an integer (got 'many')",
+        "rum: unknown field; did you mean `run`? (got 2)",
+        "bounds.max_training_cells: 1 is below min_training_cells",
+    ):
+        assert f"{path}: {line}\n" in shown
+    path.write_text('[[cells]]\nindex = 0\nengine = "vllm"\n')
+    run("fleet", "check", str(path))
+    assert f"{path}: cells.0.engine: Input should be one of sglang, paced (got 'vllm')\n" in capsys.readouterr().err
+    path.write_text("cells = []")
+    run("fleet", "check", str(path))
+    assert capsys.readouterr().err.endswith("cells: indices must be 0, 1, 2, ... in order, cell 0 being the core\n")
+
+
+def test_what_several_fields_have_to_agree_on_names_them_in_full(burst_file, capsys):
+    burst = json.loads(burst_file.read_text())
+    for change, named in (
+        ({"policy": {"shuffle": True}}, "policy.shuffle: needs streaming"),
+        ({"sampling": {"top_p": 0.5}}, "sampling.top_p, sampling.top_k: training needs"),
+        ({"staleness": 3, "carry_over": 1}, "carry_over: follows from staleness"),
+        ({"training": {"selection": {"role_priority": ["main", "main"]}}}, "role_priority: names a role twice"),
+    ):
+        burst_file.write_text(json.dumps(burst | change))
+        assert run("burst", "check", str(burst_file)) == 2
+        shown = capsys.readouterr().err
+        assert named in shown
+        assert "Value error" not in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (("offer", "0"), "COUNT: expected at least 1, got 0"),
+        (("reclaim", "--", "-1"), "CELL: expected the index of a cell, got -1"),
+        (("reclaim", "2", "--deadline", "-1"), "--deadline: expected 0 to 518400 seconds from now, got -1"),
+        (("reclaim", "2", "--deadline", "nan"), "--deadline: expected 0 to 518400 seconds from now, got nan"),
+    ],
+)
+def test_what_no_fleet_can_do_is_refused_before_anybody_is_asked(capsys, arguments, named):
+    assert run("cells", *arguments) == 2
+    assert named in capsys.readouterr().err
