@@ -40,7 +40,7 @@ RUN = "test"
 KEY = "an-admin-key-of-some-length"
 CHECKSUM = "c" * 64
 QUICK = ProxySettings(
-    sticky_wait_seconds=0.1, engine_backoff_seconds=0.1, abort_grace_seconds=2, headers_seconds=0.2, max_faults=4
+    sticky_wait_seconds=0.1, engine_backoff_seconds=0.1, abort_grace_seconds=2, headers_seconds=30, max_faults=4
 )
 
 
