@@ -24,7 +24,7 @@ async def cut(stage, penalties, **body):
     await stage.engine(**ABLE, **ENDLESS)
     await stage.engine(**ABLE, **SLOW)
     await stage.register(**penalties)
-    asking = asyncio.create_task(stage.post(user("go"), max_tokens=60, **body))
+    asking = asyncio.create_task(stage.post(user("go"), max_tokens=400, **body))
     await stage.speaking(1, 4)
     await stage.reroute(1)
     await stage.cancel(1)
@@ -38,12 +38,12 @@ async def cut(stage, penalties, **body):
 async def test_unheard_it_begins_again(stage, penalties, body):
     response = await cut(stage, penalties, **body)
     assert response.status_code == 200, response.text
-    call = await checked(stage, response.json()["choices"][0]["message"]["content"], 60)
+    call = await checked(stage, response.json()["choices"][0]["message"]["content"], 400)
     first, second = stage.segments(call)
     assert (first["ended"], first["output_tokens"]) == ("discarded", 0)
-    assert (second["ended"], second["output_tokens"]) == ("length", 60)
+    assert (second["ended"], second["output_tokens"]) == ("length", 400)
     assert second["prompt_tokens"] == first["prompt_tokens"] == len(call.prompt_ids)
-    assert response.json()["usage"]["completion_tokens"] == 60
+    assert response.json()["usage"]["completion_tokens"] == 400
 
 
 @pytest.mark.parametrize(("penalties", "body"), [(PENALTIES[0], {}), ({}, {"response_format": SCHEMA})])
@@ -57,10 +57,10 @@ async def test_heard_it_ends_in_an_error(stage, penalties, body):
     assert all(choice["finish_reason"] is None for event in events for choice in event.get("choices", []))
     (call,) = await stage.calls()
     assert (call.state, call.output_ids) == ("failed", ())
-    whole = stage.chat.decode(stage.undisturbed(call.prompt_ids, 60))
+    whole = stage.chat.decode(stage.undisturbed(call.prompt_ids, 400))
     assert whole.startswith(text_of(events))
     assert text_of(events)
-    again = await stage.ask(user("go"), max_tokens=60, **body)
+    again = await stage.ask(user("go"), max_tokens=400, **body)
     assert again["choices"][0]["message"]["content"] == whole
 
 

@@ -45,7 +45,7 @@ async def test_what_cannot_be_carried_ends_in_an_error_of_the_dialect(stage, dia
     await stage.engine(**ENDLESS)
     await stage.engine(tokens_per_second=20, **ENDLESS)
     await stage.register(presence_penalty=0.5)
-    asking = asyncio.create_task(ask(stage, dialect, user("go"), budget=60, stream=True))
+    asking = asyncio.create_task(ask(stage, dialect, user("go"), budget=400, stream=True))
     await stage.speaking(1, 6)
     await stage.reroute(1)
     await stage.cancel(1)
@@ -53,7 +53,7 @@ async def test_what_cannot_be_carried_ends_in_an_error_of_the_dialect(stage, dia
     assert told.finish is None
     assert "cannot be carried" in told.error["message"]
     (call,) = await stage.calls()
-    whole = stage.chat.decode(stage.undisturbed(call.prompt_ids, 60))
+    whole = stage.chat.decode(stage.undisturbed(call.prompt_ids, 400))
     assert told.text
     assert whole.startswith(told.text)
     assert call.state == "failed"

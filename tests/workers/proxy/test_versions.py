@@ -13,7 +13,7 @@ async def test_versions_are_those_the_engine_says(stage):
     engine = await stage.engine(version=3, **SLOW)
     await stage.engine(version=3, open_door=False, **SLOW)
     await stage.register()
-    asking = asyncio.create_task(streamed(stage, 60))
+    asking = asyncio.create_task(streamed(stage, 400))
     await stage.speaking(0, 5)
     await stage.door(0, open_door=False, version=4)  # announced: it is brought there in place
     async with httpx2.AsyncClient(base_url=stage.url(0), verify=False) as direct:
@@ -29,8 +29,8 @@ async def test_versions_are_those_the_engine_says(stage):
     assert not stage.engines[1].running  # it has a token of version 4
     assert (await stage.control.state()).waiting == 1
     await stage.door(0, version=4)
-    call = await checked(stage, await asking, 60)
-    assert call.version_spans == ((3, told), (4, 60 - told))
+    call = await checked(stage, await asking, 400)
+    assert call.version_spans == ((3, told), (4, 400 - told))
     mixed, pure = stage.segments(call)
     assert (mixed["mixed_kv_tokens"], pure["mixed_kv_tokens"]) == (mixed["output_tokens"] - told, 0)
 
@@ -40,19 +40,19 @@ async def test_weights_nobody_announced_do_not_answer(stage):
     await stage.engine(version=3, **SLOW)
     await stage.engine(version=3, open_door=False, **ENDLESS)
     await stage.register()
-    asking = asyncio.create_task(streamed(stage, 60))
+    asking = asyncio.create_task(streamed(stage, 400))
     await stage.speaking(0, 5)
     async with httpx2.AsyncClient(base_url=stage.url(0), verify=False) as direct:
         await direct.post("/update_weight_version", json={"new_version": "4", "abort_all_requests": False})
     await stage.door(1, version=3)
-    call = await checked(stage, await asking, 60)
-    assert call.version_spans == ((3, 60),)
+    call = await checked(stage, await asking, 400)
+    assert call.version_spans == ((3, 400),)
     assert stage.segments(call)[0]["ended"] == "died"
 
 
 async def test_weights_count_that_have_only_read_the_prompt(stage):
     """Published in place before the first token: the KV may be of both, so no older engine gets the request."""
-    engine = await stage.engine(version=3, prefill_tokens_per_second=20, **ENDLESS)
+    engine = await stage.engine(version=3, prefill_tokens_per_second=0.2, **ENDLESS)
     await stage.engine(version=3, open_door=False, **ENDLESS)
     await stage.register()
     asking = asyncio.create_task(streamed(stage, 20))

@@ -26,7 +26,8 @@ async def test_the_order_is_that_of_progress(stage):
     history = [user("a"), {"role": "assistant", "content": ""}]
     first = await stage.ask(user("a"), token="token-2", max_tokens=2)
     history[1]["content"] = first["choices"][0]["message"]["content"]
-    busy = asyncio.create_task(stage.ask(user("long"), token="token-0", max_tokens=60))
+    stage.speed(0, 5)
+    busy = asyncio.create_task(stage.ask(user("long"), token="token-0", max_tokens=200))
     await until(lambda: engine.running)
     ended = []
 
@@ -39,6 +40,7 @@ async def test_the_order_is_that_of_progress(stage):
     waiting.append(asyncio.create_task(ask(2, *history, user("b"))))
     await until(lambda: len(stage.proxy.table.waiters) == 2)
     assert (len(engine.running), len(engine.waiting)) == (1, 0)  # what waits, waits here
+    stage.speed(0, 2000)
     await asyncio.gather(busy, *waiting)
     assert ended == [2, 1]
 
@@ -123,7 +125,7 @@ async def test_all_engines_drain_and_one_comes_back(stage):
     await stage.engine(**SLOW)
     await stage.engine(**SLOW)
     await stage.register()
-    asking = asyncio.create_task(streamed(stage, 40))
+    asking = asyncio.create_task(streamed(stage, 200))
     await stage.speaking(1)
     await stage.reroute(0, lease="a")
     plan = await stage.reroute(1, lease="b")
@@ -133,7 +135,7 @@ async def test_all_engines_drain_and_one_comes_back(stage):
     assert (await stage.control.state()).waiting == 1
     stage.speed(0, 2000)
     await stage.door(0, version=1)
-    call = await checked(stage, await asking, 40)
+    call = await checked(stage, await asking, 200)
     assert [segment["engine"] for segment in stage.segments(call)] == ["cell-1", "cell-0"]
 
 
@@ -150,7 +152,7 @@ async def test_a_plan_outlives_the_proxy(stage):
     await stage.start_proxy()
     assert await stage.reroute(home) == plan
     assert stage.proxy.table.plan("lease") == plan
-    await stage.cancel(home, kv=0.3)
+    await stage.cancel(home, kv=3.0)
     await stage.ask(user("b"), max_tokens=2)
     last = (await stage.calls())[-1]
     (segment,) = stage.segments(last)
