@@ -50,7 +50,8 @@ class Telemetry(Message):
 
     `looked_at`, `running`, `capacity`: the last look, and what held from then on; `running_seconds`, `slot_seconds`:
     their integrals since the last update. `committed_at`: the last update or the burst's dispatch; `iteration_seconds`:
-    how long the last iteration took.
+    how long the last iteration took. `previous_peak`: the highest waterlevel after a dispatch, up to that of the burst
+    that began last; `peak`: since then.
     """
 
     windows: dict[Component, tuple[Measurement, ...]] = {}
@@ -73,9 +74,11 @@ class Telemetry(Message):
     # --- what happens
 
     def began(self, now: float) -> "Telemetry":
-        """A burst has dispatched: its first iteration is counted from here, whatever lay before."""
+        """A burst has dispatched: its first iteration is counted from here, whatever lay before. All its steps work off
+        what it has dispatched, so the waterlevel it began with counts until the next one begins."""
         window = {"executions": Done(), "evaluations": Done(), "running_seconds": 0.0, "slot_seconds": 0.0}
-        return self.model_copy(update={"committed_at": now, "looked_at": now, **window})
+        peaks = {"previous_peak": self.peak, "peak": 0}
+        return self.model_copy(update={"committed_at": now, "looked_at": now, **window, **peaks})
 
     def level(self, waterlevel: int) -> "Telemetry":
         """The waterlevel after a dispatch: the most that rollout could have to do."""
@@ -105,11 +108,12 @@ class Telemetry(Message):
     def committed(self, now: float, groups: int, cell_seconds: float) -> "Telemetry":
         """An update: the window of every component closes."""
         load = self.running_seconds / self.slot_seconds if self.slot_seconds > 0 else 1.0
+        nothing = Measurement(items=0, busy_seconds=0, load=0) if self._nothing_ran() else None
         measured = {
             Component.TRAINING: Measurement(items=groups, busy_seconds=cell_seconds, load=1.0),
-            Component.ROLLOUT: self._measured(self.executions, load),
-            Component.HARNESS: self._measured(self.executions, 1.0),
-            Component.EVALUATOR: self._measured(self.evaluations, 1.0),
+            Component.ROLLOUT: self._measured(self.executions, load) or nothing,
+            Component.HARNESS: self._measured(self.executions, 1.0) or nothing,
+            Component.EVALUATOR: self._measured(self.evaluations, 1.0) or nothing,
         }
         windows = {
             name: (*self.windows.get(name, ()), window) for name, window in measured.items() if window is not None
@@ -120,12 +124,15 @@ class Telemetry(Message):
             "evaluations": Done(),
             "running_seconds": 0.0,
             "slot_seconds": 0.0,
-            "previous_peak": self.peak,
-            "peak": 0,
             "committed_at": now,
             "iteration_seconds": now - self.committed_at if self.committed_at is not None else None,
         }
         return self.model_copy(update=update)
+
+    def _nothing_ran(self) -> bool:
+        """No execution since the last update: there was nothing to do, and that is known."""
+        seen = self.looked_at is not None
+        return seen and not (self.executions.items or self.running_seconds or self.running)
 
     @staticmethod
     def _measured(done: Done, load: float) -> Measurement | None:

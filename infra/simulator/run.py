@@ -97,7 +97,7 @@ class Simulation(Executions):
             self.groups += 1
         self._order(len(self.queue) - before)
         self.burst_step, self.returning = 0, False
-        self.gauge.level(self.dispatched - self.finished)
+        self.gauge.dispatched(self.dispatched - self.finished)
         self._open_batch(self.scenario.transitions.first_batch_seconds)
         self._look()
 
@@ -124,7 +124,7 @@ class Simulation(Executions):
                 staleness=sum(ages) / len(ages),
             )
         )
-        self.gauge.batch_done(len(batch.groups), sum(sum(times) for times in batch.done.values()))
+        self.gauge.batch_done(len(batch.groups), sum(sum(times) for times in batch.done.values()), len(self.running))
         self.version += 1
         self.step += 1
         self.burst_step += 1

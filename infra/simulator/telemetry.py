@@ -25,7 +25,7 @@ class Gauge:
         self._executions: list[float] = []
         self._evaluations: list[float] = []
         self._windows: dict[Component, list[Measurement]] = {name: [] for name in Component}
-        self._peak = self._previous_peak = 0
+        self._peak = 0
 
     def phase(self, step: int) -> Phase:
         """The phase that `step` falls into."""
@@ -35,9 +35,10 @@ class Gauge:
                 found = phase
         return found or Phase(from_step=0)
 
-    def level(self, waterlevel: int) -> None:
-        """The waterlevel right after a dispatch: the most that rollout could have to do."""
-        self._peak = max(self._peak, waterlevel)
+    def dispatched(self, waterlevel: int) -> None:
+        """A burst has dispatched and `waterlevel` executions are there: the most that rollout could have to do, until
+        the next one dispatches. Its later steps work off what this one brought, so an update does not end it."""
+        self._peak = waterlevel
 
     def execution_done(self, seconds: float) -> None:
         self._executions.append(seconds)
@@ -45,8 +46,9 @@ class Gauge:
     def evaluation_done(self, seconds: float) -> None:
         self._evaluations.append(seconds)
 
-    def batch_done(self, groups: int, seconds: float) -> None:
-        """A batch took `seconds` of cell time; closes the window of every component."""
+    def batch_done(self, groups: int, seconds: float, running: int) -> None:
+        """A batch took `seconds` of cell time; closes the window of every component. While executions run, a component
+        that has finished none has no window; when none does and none has ended, there was nothing to do."""
         self._close(Component.TRAINING, groups, seconds)
         for name, done in (
             (Component.ROLLOUT, self._executions),
@@ -55,8 +57,9 @@ class Gauge:
         ):
             if done:
                 self._close(name, len(done), sum(done))
+            elif not running and not self._executions:
+                self._windows[name].append(Measurement(items=0, busy_seconds=0, load=0))
         self._executions, self._evaluations = [], []
-        self._previous_peak, self._peak = self._peak, 0
 
     def _close(self, name: Component, items: int, seconds: float) -> None:
         self._windows[name].append(Measurement(items=items, busy_seconds=self._noisy(seconds), load=1.0))
@@ -76,7 +79,7 @@ class Gauge:
             {name: [min(1.0, self._noisy(load)) for load in units] for name, units in loads.items()},
             self._windows,
             slots_per_cell=told.engines.slots / len(simulation.cells),
-            peak=max(self._peak, self._previous_peak),
+            peak=self._peak,
             groups=told.groups_per_step,
             executions_per_group=told.executions_per_group,
             to_rollout_seconds=moves.to_rollout_seconds,

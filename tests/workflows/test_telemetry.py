@@ -66,6 +66,28 @@ def test_what_ended_and_ran_before_a_burst_is_not_of_its_first_window() -> None:
 def test_a_window_in_which_nothing_ended_is_left_out() -> None:
     telemetry = Telemetry().committed(10.0, 2, 4.0)
     assert list(telemetry.windows) == [Component.TRAINING]
+    still_runs = Telemetry().looked(0.0, 3, 8).looked(10.0, 3, 8).committed(10.0, 2, 4.0)
+    assert list(still_runs.windows) == [Component.TRAINING]
+    went_unheard = Telemetry().looked(0.0, 3, 8).looked(10.0, 0, 8).committed(10.0, 2, 4.0)
+    assert list(went_unheard.windows) == [Component.TRAINING]
+
+
+def test_a_window_in_which_nothing_ran_says_that_there_was_nothing_to_do() -> None:
+    """The second step of a burst whose executions all ended during the first."""
+    telemetry = Telemetry().looked(0.0, 1, 8).closed(closed(9.0)).looked(9.0, 0, 8).committed(10.0, 2, 4.0).taken()
+    telemetry = telemetry.looked(15.0, 0, 8).committed(20.0, 2, 4.0)
+    assert telemetry.windows[Component.ROLLOUT] == (Measurement(items=0, busy_seconds=0, load=0),)
+
+
+def test_what_a_burst_began_with_counts_until_the_next_one_begins() -> None:
+    telemetry = Telemetry().level(40).began(0.0)
+    for step in range(1, 5):
+        telemetry = telemetry.committed(10.0 * step, 2, 4.0)
+        assert components(telemetry)[Component.ROLLOUT].peak_items == 40.0
+    next_burst = telemetry.level(30).began(50.0)
+    assert components(next_burst)[Component.ROLLOUT].peak_items == 30.0
+    refilled = next_burst.level(12).committed(60.0, 2, 4.0)
+    assert components(refilled)[Component.ROLLOUT].peak_items == 30.0
 
 
 def test_components_are_what_is_there_now() -> None:

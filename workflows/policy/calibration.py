@@ -5,8 +5,10 @@
 
 `slope` is what batching costs: a fuller engine serves each of its requests more slowly. Both are fitted by least
 squares over windows that count less the older they are; with one load ever seen only `base` follows and `slope`
-stays what it was. A window that is off by more than a factor of two means that the workload has changed: what was
-learned before is forgotten at once.
+stays what it was. A window counts by the items it holds, in iterations: where a burst has several steps, the first
+window holds most executions and the later ones a few stragglers, which say little of all. A window that is off by more
+than a factor of two means that the workload has changed: what was learned before is forgotten at once. One with less
+than an iteration's items has to be off by more, for a single execution is often twice as long as another.
 """
 
 from math import log, sqrt
@@ -17,9 +19,9 @@ from workflows.messages.base import Message
 from workflows.policy.component import ComponentView, Measurement
 
 FORGET = 0.8
-"""Weight of a window relative to the next one: the last five windows make up two thirds of the fit."""
+"""Weight of an iteration's items relative to those of the next: the last five make up two thirds of the fit."""
 CHANGE = 2.0
-"""A window this many times as slow or as quick as predicted is of another workload."""
+"""A window of an iteration's items that is this many times as slow or as quick as predicted is of another workload."""
 _SPREAD = 1e-4
 """Variance of the load below which a slope cannot be told from noise."""
 
@@ -45,22 +47,26 @@ class Calibration(Message):
     def known(self) -> bool:
         return self.weight > 0
 
-    def after(self, window: Measurement) -> "Calibration":
-        """The calibration with one more window; one in which nothing was finished says nothing."""
+    def after(self, window: Measurement, iterations: float = 1.0) -> "Calibration":
+        """The calibration with one more window, which holds the items of so many iterations.
+
+        One in which the component had nothing to do contradicts nothing of what is known: it counts as a look, no more.
+        One in which it worked and finished nothing says nothing.
+        """
         seconds = window.seconds_per_item
         if seconds is None:
-            return self
-        scatter = self.scatter
+            return self.model_copy(update={"fresh": self.fresh + 1}) if self.known and window.idle else self
+        scatter, keep = self.scatter, FORGET**iterations
         if self.known:
-            off = seconds / max(self.base + self.slope * window.load, 1e-12)
-            if not 1 / CHANGE <= off <= CHANGE:
-                return Calibration(scatter=scatter).after(window)
-            scatter = FORGET * scatter + (1 - FORGET) * log(off) ** 2
-        weight = FORGET * self.weight + 1
-        load = FORGET * self.load + window.load
-        squared = FORGET * self.load_squared + window.load**2
-        total = FORGET * self.seconds + seconds
-        cross = FORGET * self.load_seconds + window.load * seconds
+            off = log(seconds / max(self.base + self.slope * window.load, 1e-12))
+            if abs(off) * min(1.0, iterations) > log(CHANGE):
+                return Calibration(scatter=scatter).after(window, iterations)
+            scatter = keep * scatter + (1 - keep) * off**2
+        weight = keep * self.weight + iterations
+        load = keep * self.load + iterations * window.load
+        squared = keep * self.load_squared + iterations * window.load**2
+        total = keep * self.seconds + iterations * seconds
+        cross = keep * self.load_seconds + iterations * window.load * seconds
         variance = squared / weight - (load / weight) ** 2
         slope = self.slope
         if variance > _SPREAD:
@@ -107,5 +113,6 @@ def recalibrated(calibration: Calibration | None, view: ComponentView) -> Calibr
     """The model after the windows measured since the last look."""
     result = calibration or Calibration()
     for window in view.recent:
-        result = result.after(window)
+        needed = view.items_per_iteration
+        result = result.after(window, window.items / needed if needed > 0 else 1.0)
     return result

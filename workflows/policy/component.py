@@ -52,6 +52,11 @@ class Measurement(Message):
     def seconds_per_item(self) -> float | None:
         return self.busy_seconds / self.items if self.items > 0 and self.busy_seconds > 0 else None
 
+    @property
+    def idle(self) -> bool:
+        """Nothing was there to work on."""
+        return not self.items and not self.busy_seconds
+
 
 class ComponentView(Message):
     """One component.

@@ -231,6 +231,26 @@ def test_throughput_does_not_oscillate_with_noisy_telemetry(order: str, seed: in
     assert fixed.outcome.seconds >= 1.05 * adaptive.outcome.seconds
 
 
+@pytest.mark.parametrize("cells", [4, 16])
+def test_throughput_helps_a_starved_core_in_bursts_of_several_steps(cells: int) -> None:
+    """A burst dispatches once for its four steps: in its later ones rollout has little to do, but is not slow."""
+    told = scenario(
+        cells=cells,
+        burst_steps=4,
+        staleness=1.5,
+        durations=Durations(mean_seconds=1000, query_sigma=0.16, execution_sigma=0.34),
+        engines=Engines(slots=64),
+        training=TrainingModel(step_seconds=272, update_seconds=3),
+    )
+    simulation = Simulation(told, variant("throughput"))
+    outcome = simulation.run()
+    planned = [at for at, reason, _ in simulation.trace.decisions if reason == "gain"]
+    assert len(planned) == 1
+    assert planned[0] <= outcome.steps[7].committed_at, "in the first or the second of three bursts"
+    kept = Simulation(told, variant("async", split=1)).run()
+    assert outcome.seconds < 0.9 * kept.seconds
+
+
 def _moves_by_phase(result: Any) -> tuple[int, int]:
     """Planned moves before and after the workload changed."""
     change = result.outcome.steps[29].committed_at

@@ -7,7 +7,7 @@ import pytest
 from tests.workflows.policy.states import cell, state
 from workflows.messages.fleet import CellRole
 from workflows.messages.transition import Direction
-from workflows.policy.calibration import Calibration
+from workflows.policy.calibration import Calibration, recalibrated
 from workflows.policy.component import CELLS, SLOTS, Component, ComponentView, Measurement, Strategy, Verb
 from workflows.policy.memory import Memory
 from workflows.policy.state import Decision, PolicyState, Reason, Verdict
@@ -212,3 +212,49 @@ def test_window_without_a_finished_item_says_nothing() -> None:
     model = Calibration().after(Measurement(items=3, busy_seconds=30, load=1))
     assert model.after(Measurement(items=0, busy_seconds=500, load=1)) == model
     assert Calibration().after(Measurement(items=0, busy_seconds=0, load=0)).uncertainty == 1.0
+
+
+def executions(items: int, seconds: float) -> Measurement:
+    return Measurement(items=items, busy_seconds=items * seconds, load=1.0)
+
+
+def test_a_window_counts_by_its_items() -> None:
+    """A burst of three steps: most executions end during the first, stragglers in the others. It is their mean."""
+    rollout = view(ROLLOUT, 6, seconds=0, items=20, load=0.5, recent=(executions(57, 100), executions(2, 190)))
+    model = recalibrated(None, rollout)
+    assert 100 < model.base < 105
+    assert model.uncertainty < 0.2
+    evenly = Calibration().after(executions(57, 100)).after(executions(2, 190))
+    assert evenly.base > 140, "what it would be if windows counted alike"
+
+
+def test_one_execution_that_takes_long_is_no_other_workload() -> None:
+    rollout = view(ROLLOUT, 6, seconds=0, items=20, load=0.5, recent=(executions(60, 100), executions(1, 300)))
+    model = recalibrated(None, rollout)
+    assert model.fresh == 2
+    assert model.base < 110
+    whole = rollout.model_copy(update={"recent": (executions(60, 100), executions(20, 300))})
+    changed = recalibrated(None, whole)
+    assert (changed.fresh, changed.base) == (1, pytest.approx(300))
+    few = rollout.model_copy(update={"recent": (executions(60, 100), executions(5, 3000))})
+    assert recalibrated(None, few).fresh == 1, "a quarter of an iteration's, but thirty times as slow"
+
+
+def test_a_window_without_work_is_a_look_at_what_is_known() -> None:
+    idle = Measurement(items=0, busy_seconds=0, load=0)
+    known = Calibration().after(executions(10, 30))
+    looked = known.after(idle, 0.0)
+    assert looked == known.model_copy(update={"fresh": 2})
+    assert Calibration().after(idle, 0.0) == Calibration()
+
+
+def test_two_windows_without_work_let_a_starved_training_be_helped() -> None:
+    """All executions of a burst ended during its first, long step: a plan need not wait for the next burst."""
+    rollout, training = pipeline(0.0, 1.0)
+    idle = Measurement(items=0, busy_seconds=0, load=0)
+    first = rollout.model_copy(update={"recent": (executions(180, 10),)})
+    again = training.model_copy(update={"recent": training.recent[:1]})
+    assert after_low(seen(first, again)).reason is Reason.SETTLING
+    then = first.model_copy(update={"recent": (*first.recent, idle)})
+    decision = after_low(seen(then, training))
+    assert (decision.reason, decision.movers) == (Reason.GAIN, (2, 3))
