@@ -112,7 +112,7 @@ async def engines(servers: list[EngineServer]) -> AsyncIterator[tuple[Engine, En
         assert parameters.linker is not None
         client = EngineClient(parameters.url, vocabulary=VOCABULARY, admin_key=ADMIN_KEY)
         linker = LinkerClient(f"http://127.0.0.1:{parameters.linker.port}", LINKER_TOKEN)
-        await client.flush_cache(wait_seconds=10)
+        await client.flush_cache(wait_seconds=120)
         found.append(Engine(server, client, linker))
     yield found[0], found[1]
     for engine in found:

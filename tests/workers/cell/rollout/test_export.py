@@ -13,7 +13,7 @@ from infra.weights.checksum import weights_checksum
 from infra.weights.folder import load_weights
 from workflows.messages.batch_ledger import BatchLedger
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 
 def exported(model: Path, folder: Path) -> Path:
