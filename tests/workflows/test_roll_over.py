@@ -140,9 +140,10 @@ async def test_a_cell_takes_every_move_once(make_world):
     while await loaded() != 24:
         await asyncio.sleep(0.3)
     loads = [request.weights.version for request in world.called("load_weights") if request.cell == 1]
-    assert loads == sorted(set(loads))
+    assert loads == sorted(loads)
     assert loads[-1] == 24
-    await world.eventually(lambda: len(published(world)) == len(loads) - 1)  # the first one was its boot's
+    # A step may be given out twice, a publish is made once; the first version was its boot's.
+    await world.eventually(lambda: len(published(world)) == len(set(loads)) - 1)
     assert {report.result for report in published(world)} == {"done"}
     await rolled_over(world, name, 4)
     await nothing_broke(world)
