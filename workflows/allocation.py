@@ -273,7 +273,7 @@ class Allocation(Errands):
         stay, reasons, state = self._at_end_of(burst)
         self._note_stay(stay, reasons, state)
         core = self.cells.core
-        if core in self.cells.in_role(CellRole.TRAINING) and core not in stay:
+        if core in self.cells.in_role(CellRole.TRAINING) and core not in stay and not self._leaves_from_training(core):
             self._back(core, reasons, state)
         return stay
 
@@ -306,8 +306,22 @@ class Allocation(Errands):
 
     def _return(self, cell: int, reason: str) -> None:
         """Send a cell in training back to rollout, unless it stays (or is on its way already)."""
-        if self.cells.role(cell) is CellRole.TRAINING and cell not in self.staying:
+        stays = cell in self.staying or self._leaves_from_training(cell)
+        if self.cells.role(cell) is CellRole.TRAINING and not stays:
             self._back(cell, (reason,))
+
+    def _leaves_from_training(self, cell: int) -> bool:
+        """Whether the core is being handed over, or was, and leaves the fleet then: it would serve for a moment only to
+        be drained again. It returns as any other where nobody can take over."""
+        entry, over = self.cells.entries[cell], self.hand_over
+        if entry.leaves_at is None:
+            return False
+        if cell != self.cells.core:
+            return entry.led
+        if over is not None and over.heir is not None:
+            return True
+        failed = over.failed if over is not None else ()
+        return not self.cells.core_stays and any(heir not in failed for heir in self.cells.heirs())
 
     def _back(self, cell: int, reasons: tuple[str, ...], state: PolicyState | None = None) -> None:
         token = self._note("return", cell, reasons, state, direction=Direction.TO_ROLLOUT)
@@ -319,7 +333,7 @@ class Allocation(Errands):
             return
         waits = workflow.time() < self.stay_until
         for cell in self.cells.in_role(CellRole.TRAINING):
-            if not (waits and cell in self.staying):
+            if not (waits and cell in self.staying) and not self._leaves_from_training(cell):
                 self._back(cell, ("no training burst is open",))
 
 

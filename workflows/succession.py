@@ -21,6 +21,7 @@ from workflows.messages.control import RecordCore
 from workflows.messages.fleet import CellReport, CellRole
 from workflows.messages.scheduling import Weights
 from workflows.messages.transition import Direction, MoveCell
+from workflows.parking import StepAborted, StepSkipped
 
 RETRY_SECONDS = 15.0
 """After which heirs that failed are asked again."""
@@ -138,9 +139,16 @@ class Succession(Allocation):
         self._call_members()
 
     async def _record_core(self, cell: int, weights: Weights) -> None:
-        """Until it is on record a cell that boots may take the old core for the core; so that one waits for it."""
+        """Until it is on record a cell that boots may take the old core for the core; so that one waits for it.
+
+        Refused for good, it parks for an operator, who may also go on without the record.
+        """
         named = RecordCore(run=self.run_name, change=self.cells.change, cell=cell, weights=weights)
-        await self._control(steps.RECORD_CORE, named)
+        what = f"record cell {cell} as the core"
+        try:
+            await self.parked_call(steps.RECORD_CORE, named, queue=self.control, summary=what)
+        except (StepSkipped, StepAborted) as error:
+            self._alarm(what, f"{error}; it is not on record: a cell that boots may take another one for the core")
         if named.change == self.cells.change:  # or the next hand-over has begun to be recorded meanwhile
             self.naming = False
 

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from temporalio.exceptions import ApplicationError
 
+from tests.workflows.record import blocked
 from tests.workflows.test_elastic import indices, micro_steps, reclaim, refused
 from tests.workflows.watching import watching
 from tests.workflows.world import FakeWorld
@@ -16,7 +17,7 @@ from workflows.messages import ids
 from workflows.messages.errors import ActorUnavailable, Fenced
 from workflows.messages.fleet import CellRole, CellSpec, Elasticity, OfferCell
 from workflows.messages.scheduling import Weights
-from workflows.messages.transition import TransitionResult
+from workflows.messages.transition import Resolution, TransitionResult
 from workflows.succession import Succession
 
 pytestmark = pytest.mark.timeout(400)
@@ -55,6 +56,7 @@ async def test_between_two_updates_nothing_is_computed_twice(make_world):
     assert moved(world, "take_over") == [(state.core, TransitionResult.DONE)]
     assert moved(world, "retire") == [(0, TransitionResult.DONE)]
     assert world.cells[0].optimizer is None
+    await world.whole_ledger()
     assert fleet_notes(world) == [(0, "reclaimed"), (state.core, "takes over"), (state.core, "core"), (0, "left")]
     assert [(named.change, named.cell, named.weights.version) for named in world.hand_overs] == [(1, state.core, 1)]
     elastic = await world.scheduler.query("elasticity", result_type=Elasticity)
@@ -206,10 +208,11 @@ def test_a_core_that_stays_wakes_nobody_at_every_look(held: bool | None):
 
 @pytest.mark.parametrize(("change", "waits"), [(1, False), (2, True)])
 async def test_the_record_of_a_hand_over_does_not_stand_for_the_next_one(change: int, waits: bool):
-    async def recorded(*_) -> None:
+    async def recorded(*_, **__) -> None:
         scheduler.cells.change = change
 
-    scheduler: Any = SimpleNamespace(run_name="r", naming=True, cells=SimpleNamespace(change=1), _control=recorded)
+    cells = SimpleNamespace(change=1)
+    scheduler: Any = SimpleNamespace(run_name="r", naming=True, cells=cells, control="q", parked_call=recorded)
     await Succession._record_core(scheduler, 1, Weights(version=0, checksum="c"))
     assert scheduler.naming is waits
 
@@ -225,3 +228,57 @@ async def test_a_core_that_is_dead_for_good_is_given_up(world: FakeWorld):
     assert (await burst.result()).version == 1
     assert (world.combined, set(micro_steps(world))) == (batches(world, 1), {1})
     await world.until(lambda state: indices(state) == [1])
+
+
+@pytest.mark.parametrize("resolution", [Resolution.RETRY, Resolution.SKIP, Resolution.ABORT])
+async def test_a_record_that_is_refused_parks(world: FakeWorld, resolution: Resolution):
+    """The old core waits for it, and training goes on; the web UI shows the line that goes on."""
+    world.faults.add("record_core", error=Fenced("it went to another cell"))
+    await reclaim(world, 0, deadline_seconds=300)
+    name = ids.scheduler_id(world.run)
+    await blocked(world, name)
+    shown = await world.shown(name)
+    assert "**record_core** failed for good: Fenced: it went to another cell" in shown
+    assert f"--workflow-id {name} --name resolve_step" in shown
+    assert (await (await world.start_burst(policy=EAGER)).result()).version == 1
+    state = await world.state()
+    assert (state.core, indices(state), world.combined) == (1, [0, 1], batches(world, 1))
+    await world.scheduler.execute_update("resolve_step", resolution)
+    await world.until(lambda state: indices(state) == [1])
+    assert len(world.hand_overs) == (resolution is Resolution.RETRY)
+    await world.whole_ledger()
+    told = [entry.reasons for entry in world.noted("alarm") if entry.reasons[0] == "record cell 1 as the core"]
+    assert len(told) == (resolution is not Resolution.RETRY)
+
+
+async def test_a_core_whose_burst_ends_over_the_hand_over_leaves_from_training(make_world):
+    """It does not serve for a moment first; the burst is over without it."""
+    world = await make_world((4, 4, 4))
+    over = False
+    world.faults.add("take_core", until=lambda: over)
+    world.may_finish = lambda cell: False
+    burst = await world.start_burst(groups_per_step=4, policy=EAGER)
+    await world.eventually(lambda: world.cells[0].held)
+    await reclaim(world, 0, deadline_seconds=300)
+    world.may_finish = lambda cell: True
+    state = await world.until(lambda state: state.weights.version == 1)
+    assert (state.core, state.cells[0].role) == (0, CellRole.TRAINING)
+    over = True
+    assert (await burst.result()).version == 1
+    state = await world.until(lambda state: indices(state) == [1, 2])
+    assert 0 not in [cell for cell, _ in moved(world, "to_rollout")]
+    (retired,) = [move for move in world.transitions if move.direction == "retire"]
+    assert [step.name for step in retired.steps] == ["lay-down-core", "leave-stream", "release-training"]
+    await world.until(world.all_serving)
+
+
+async def test_a_core_that_nobody_takes_returns_when_its_burst_ends(world: FakeWorld):
+    world.faults.add("take_core", error=ActorUnavailable("dead"), times=None)
+    world.may_finish = lambda cell: False
+    burst = await world.start_burst(groups_per_step=4, policy=EAGER)
+    await world.eventually(lambda: world.cells[0].held)
+    await reclaim(world, 0, deadline_seconds=300)
+    world.may_finish = lambda cell: True
+    assert (await burst.result()).version == 1
+    await world.until(world.all_serving)
+    assert (0, TransitionResult.DONE) in moved(world, "to_rollout")
