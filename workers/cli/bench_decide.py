@@ -6,14 +6,15 @@ from rich.console import Console
 from rich.table import Table
 
 from workers.bench.decide import measure
+from workers.cli.arguments import Positive, Positives
 
 
 def bench(
     *,
-    cells: int = 64,
-    executions: int = 10_000,
-    gpus: tuple[int, ...] = (128, 1024),
-    calls: int = 500,
+    cells: Positive = 64,
+    executions: Positive = 10_000,
+    gpus: Positives = (128, 1024),
+    calls: Positive = 500,
     json_: bool = False,
 ) -> None:
     """Time one decision of every policy, and the throughput policy's plan.

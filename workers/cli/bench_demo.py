@@ -7,13 +7,14 @@ from pathlib import Path
 from rich.console import Console
 
 from infra.statistics import paired_interval
+from workers.cli.arguments import Positive
 from workers.demo.plan import DemoPlan
 from workers.demo.run import DemoResult, run_demo
 from workers.demo.summary import differences
 from workers.supervisor.run_folder import CHECKOUT
 
 
-def bench(*, seeds: int = 3, bursts: int = 4, out: Path | None = None, json_: bool = False) -> None:
+def bench(*, seeds: Positive = 3, bursts: Positive = 4, out: Path | None = None, json_: bool = False) -> None:
     """Run the demo once a seed (tasks and sampling differ, the starting policy is the same) and pool the gains.
 
     Parameters

@@ -6,16 +6,18 @@ from pathlib import Path
 
 from rich.console import Console
 
+from infra.weights.folder import require_model
+from workers.cli.arguments import Positive
 from workers.supervisor.run_folder import CHECKOUT
 
 
 def bench(
     *,
-    stages: int = 2,
-    micro_steps: int = 12,
-    tokens: int = 1024,
-    rounds: int = 7,
-    threads: int = 1,
+    stages: Positive = 2,
+    micro_steps: Positive = 12,
+    tokens: Positive = 1024,
+    rounds: Positive = 7,
+    threads: Positive = 1,
     model: str = "infra/demo/policy",
     json_: bool = False,
 ) -> None:
@@ -38,12 +40,13 @@ def bench(
     json_
         Print JSON alone.
     """
+    folder = CHECKOUT / Path(model)
+    require_model(folder)
     import torch
 
     from workers.bench.pipeline.rounds import measure
 
     torch.set_num_threads(threads)
-    folder = CHECKOUT / Path(model)
     with Console(stderr=True).status(f"{micro_steps} micro-steps of {tokens} tokens in {stages} stages"):
         result = measure(folder, stages=stages, steps=micro_steps, tokens=tokens, rounds=rounds, threads=threads)
     result["load"] = os.getloadavg()

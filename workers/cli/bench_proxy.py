@@ -4,21 +4,23 @@ import asyncio
 import json
 import tempfile
 from pathlib import Path
+from typing import Literal
 
 from rich.console import Console
 
 from workers.bench.proxy.plan import BenchPlan
 from workers.bench.proxy.run import measure
+from workers.cli.arguments import Amount, Count, Positive
 
 
 def bench(
     *,
-    streams: int = 64,
-    output_tokens: int = 256,
-    tokens_per_second: float = 40.0,
-    rounds: int = 3,
-    pairs: int = 200,
-    only: list[str] | None = None,
+    streams: Positive = 64,
+    output_tokens: Positive = 256,
+    tokens_per_second: Amount = 40.0,
+    rounds: Count = 3,
+    pairs: Count = 200,
+    only: list[Literal["gyre", "litellm", "sglang-router"]] | None = None,
     json_: bool = False,
 ) -> None:
     """Measure our proxy, litellm's and sglang-router, each on one core, before the same paced engines.

@@ -10,6 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from workers.bench.schedulers.compare import DEFAULT_POLICIES, PARTS, again, compare
+from workers.cli.arguments import Positive
 from workers.supervisor.run_folder import CHECKOUT
 from workflows.messages.errors import InvalidInput
 
@@ -19,7 +20,7 @@ def bench(
     *,
     policies: list[str] | None = None,
     seeds: list[int] | None = None,
-    split: int | None = None,
+    split: Positive | None = None,
     slower: float = 1.0,
     out: Path | None = None,
     resume: bool = False,

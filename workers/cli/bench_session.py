@@ -10,12 +10,14 @@ from pathlib import Path
 from rich.console import Console
 
 from workers.bench.session import SessionCost, default_tokenizer, measure
+from workers.cli.arguments import Positive, require_place
+from workflows.messages.errors import InvalidInput
 
 
 def bench(
     *,
-    calls: int = 636,
-    tokens: int = 700_000,
+    calls: Positive = 636,
+    tokens: Positive = 700_000,
     model: Path | None = None,
     plot: Path | None = None,
     json_: bool = False,
@@ -35,6 +37,9 @@ def bench(
     json_
         Print JSON alone.
     """
+    if model is not None and not model.is_dir():
+        raise InvalidInput(f"{model} is no folder", field="--model")
+    require_place(plot, "--plot")
     with tempfile.TemporaryDirectory(prefix="gyre-bench-") as folder:
         made = model or default_tokenizer(Path(folder) / "model")
         cost, figures = asyncio.run(

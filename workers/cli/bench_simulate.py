@@ -5,9 +5,10 @@ import json
 from rich.console import Console
 
 from workers.bench.simulate import measure
+from workers.cli.arguments import Positive
 
 
-def bench(*, cells: int = 4, json_: bool = False) -> None:
+def bench(*, cells: Positive = 4, json_: bool = False) -> None:
     """Compare all policies over 48 steps on 192 nodes, the best split of the fixed ones searched.
 
     Parameters

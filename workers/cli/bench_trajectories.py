@@ -7,11 +7,12 @@ from pathlib import Path
 from rich.console import Console
 
 from workers.bench.trajectories import TreeCost, exponent, measure
+from workers.cli.arguments import Positive, require_place
 
 SIZES = (125_000, 250_000, 500_000, 1_000_000, 2_000_000, 4_000_000)
 
 
-def bench(*, rounds: int = 3, plot: Path | None = None, json_: bool = False) -> None:
+def bench(*, rounds: Positive = 3, plot: Path | None = None, json_: bool = False) -> None:
     """Read, tree, select and harvest made-up executions of growing size, on one thread.
 
     Parameters
@@ -23,6 +24,7 @@ def bench(*, rounds: int = 3, plot: Path | None = None, json_: bool = False) -> 
     json_
         Print JSON alone.
     """
+    require_place(plot, "--plot")
     with tempfile.TemporaryDirectory(prefix="gyre-bench-") as folder:
         costs = [measure(size, Path(folder), rounds) for size in SIZES]
     result = {"exponent": round(exponent(costs), 3), "rows": [cost.figures() for cost in costs]}

@@ -10,10 +10,11 @@ from rich.console import Console
 
 from infra.settings.fleet import Fleet
 from workers.bench.transition import figures, measure
+from workers.cli.arguments import Positive
 from workflows.messages.fleet import CellSpec
 
 
-def bench(*, rounds: int = 5, engine: Literal["paced", "sglang"] = "paced", json_: bool = False) -> None:
+def bench(*, rounds: Positive = 5, engine: Literal["paced", "sglang"] = "paced", json_: bool = False) -> None:
     """Move an idle satellite to training and back.
 
     Parameters

@@ -6,16 +6,17 @@ from rich.console import Console
 
 from infra.weights.architecture import Architecture
 from infra.weights.folder import load_weights
+from workers.cli.arguments import Amount, Positive, Positives
 from workers.supervisor.run_folder import CHECKOUT
 
 
 def bench(
     *,
-    sharing: tuple[int, ...] = (2, 4, 8),
-    tokens: tuple[int, ...] = (4096, 16384),
-    rounds: int = 3,
-    row_seconds: float = 120.0,
-    threads: int = 1,
+    sharing: Positives = (2, 4, 8),
+    tokens: Positives = (4096, 16384),
+    rounds: Positive = 3,
+    row_seconds: Amount = 120.0,
+    threads: Positive = 1,
     json_: bool = False,
 ) -> None:
     """Forward and backward of trees against flat paths, on the demo's policy.

@@ -6,12 +6,15 @@ from pathlib import Path
 
 from rich.console import Console
 
+from workers.cli.arguments import Count, Positive
+from workflows.messages.errors import InvalidInput
+
 
 def bench(
     *,
-    megabytes: int = 270,
-    rounds: int = 9,
-    publish_rounds: int = 5,
+    megabytes: Positive = 270,
+    rounds: Positive = 9,
+    publish_rounds: Count = 5,
     weights_folder: Path = Path("/dev/shm"),
     json_: bool = False,
 ) -> None:
@@ -30,6 +33,8 @@ def bench(
     json_
         Print JSON alone.
     """
+    if not weights_folder.is_dir():
+        raise InvalidInput(f"there is no folder {weights_folder}", field="--weights-folder")
     from workers.bench.weights import measure
 
     result = asyncio.run(

@@ -7,6 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from workers.cli.arguments import Count, Positive
 from workers.cli.up import say
 from workers.demo.plan import DemoPlan
 from workers.demo.run import DemoResult, run_demo
@@ -16,7 +17,13 @@ TROUBLE = ("died", "killed", "restarting")
 
 
 def demo(
-    *, out: Path | None = None, bursts: int = 4, steps: int = 2, heldout: int = 48, seed: int = 0, greedy: bool = True
+    *,
+    out: Path | None = None,
+    bursts: Positive = 4,
+    steps: Positive = 2,
+    heldout: Positive = 48,
+    seed: Count = 0,
+    greedy: bool = True,
 ) -> None:
     """Train a small real policy through real harness processes while cells change roles.
 

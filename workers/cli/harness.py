@@ -14,6 +14,7 @@ from rich.tree import Tree
 from harness_adapters.registry import adapter_named, adapters
 from infra.processes.isolation import OPEN, isolation_here
 from infra.records.calls import RecordedCall
+from workers.cli.arguments import Amount
 from workers.rehearsal import Rehearsal, Stage, Try, parts_of
 from workers.rehearsal.model import write_model
 from workers.supervisor.run_folder import CHECKOUT
@@ -56,7 +57,7 @@ def harness_try(
     command: str = "",
     drain: bool = False,
     keep: Path | None = None,
-    seconds: float = 300,
+    seconds: Amount = 300,
 ) -> None:
     """Run a harness once, for real, against the proxy and a scripted policy, and show its calls.
 

@@ -21,6 +21,7 @@ from infra.report.alarms import alarms
 from infra.report.changes import Entry
 from infra.report.page import figures, gain_text, totals_rows
 from infra.report.reading import read
+from workers.cli.arguments import require_place
 from workers.cli.runs import find_run
 from workflows.messages.errors import InvalidInput
 
@@ -81,6 +82,8 @@ def ledger(
     """
     if last is not None and last < 0:
         raise InvalidInput("how many entries, 0 for all", field="--last")
+    require_place(csv, "--csv")
+    require_place(parquet, "--parquet")
     exports = csv is not None or parquet is not None
     count = last if last is not None else 0 if exports else SHOWN
     manifest = find_run(run, field="RUN") if run is not None else find_run(run_dir)
@@ -112,6 +115,9 @@ def ledger(
                 _print_entries(engine, entries, found)
             else:
                 _show_entries(entries, found, manifest.run)
+                if not entries and found.records.entries:
+                    kinds = ", ".join(sorted({entry.kind for entry in found.records.entries}))
+                    Console().print(f"none of {len(found.records.entries)} entries is meant; their kinds: {kinds}")
                 _show_alarms(engine)
     finally:
         engine.dispose()

@@ -12,6 +12,7 @@ from infra.settings.spelling import problem_lines
 from infra.simulator.plan import Finalist, PlanReport, Search
 from infra.simulator.plan import plan as search_plan
 from infra.simulator.scenario import Scenario, load_scenario
+from workers.cli.arguments import Amount, Positive
 from workers.cli.progress import progress
 from workflows.messages.errors import InvalidSpec
 
@@ -21,9 +22,9 @@ def plan(
     /,
     *,
     search: Path | None = None,
-    hours: float | None = None,
+    hours: Amount | None = None,
     nodes: int | None = None,
-    trials: int | None = None,
+    trials: Positive | None = None,
     json_: bool = False,
 ) -> None:
     """Search the set-ups of a scenario for the one that trains its executions soonest.

@@ -11,6 +11,7 @@ from sqlalchemy import Engine, select
 from infra.objects import ObjectStore
 from infra.records.database import open_database
 from infra.records.schema import batches
+from workers.cli.arguments import Positive
 from workers.cli.runs import find_run
 from workflows.messages.errors import InvalidInput
 
@@ -18,7 +19,7 @@ TOLERANCE = 1e-5
 """Relative difference of the norms that rounding explains, where the machine or its threads differ."""
 
 
-def replay(batch: str, /, *, run_dir: str | None = None, threads: int | None = None, json_: bool = False) -> None:
+def replay(batch: str, /, *, run_dir: str | None = None, threads: Positive | None = None, json_: bool = False) -> None:
     """Recompute the gradient of a batch from its records on one process; exits with 1 if it is another one.
 
     Parameters

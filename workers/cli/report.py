@@ -10,6 +10,7 @@ from infra.report.account import Account, account
 from infra.report.page import figures, page
 from infra.report.reading import read
 from infra.settings.run import RunManifest
+from workers.cli.arguments import require_place
 from workers.cli.runs import find_run
 from workflows.messages.errors import InvalidInput
 
@@ -28,8 +29,8 @@ def report(run: str | None = None, /, *, out: Path | None = None, json_: bool = 
     """
     manifest = find_run(run, field="RUN")
     target = out if out is not None else manifest.folder / "report.html"
-    if not (json_ or target.parent.is_dir()):
-        raise InvalidInput(f"there is no folder {target.parent}", field="--out")
+    if not json_:
+        require_place(target, "--out")
     found = account_of(manifest)
     if json_:
         print(json.dumps(figures(found)))

@@ -15,6 +15,7 @@ from infra.simulator.paper import Laboratory, Row, hours_of, load_fit, orders_of
 from infra.simulator.picture import draw
 from infra.simulator.recorded import RecordedRun, read_run
 from infra.simulator.scenario import Scenario, load_scenario
+from workers.cli.arguments import Count, require_place
 from workers.cli.progress import progress
 from workers.cli.runs import find_run
 from workflows.messages.errors import InvalidInput
@@ -30,7 +31,7 @@ def simulate(
     from_run: Path | None = None,
     paper: bool = False,
     ablate: bool = False,
-    seed: int | None = None,
+    seed: Count | None = None,
     plot: Path | None = None,
     json_: bool = False,
 ) -> None:
@@ -60,6 +61,7 @@ def simulate(
         return
     if scenario and from_run:
         raise InvalidInput("a scenario file and a recorded run exclude each other", field="--from-run")
+    require_place(plot, "--plot")
     recorded = _recorded(from_run) if from_run else None
     chosen = recorded.scenario if recorded else load_scenario(scenario) if scenario else Scenario()
     if seed is not None:

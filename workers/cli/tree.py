@@ -19,6 +19,7 @@ from infra.records.executions import ExecutionRecords
 from infra.records.schema import executions
 from infra.settings.run import RunManifest
 from infra.tokenizer import ChatTokenizer
+from workers.cli.arguments import require_place
 from workers.cli.runs import find_run
 from workers.cli.tree_page import page
 from workers.cli.tree_view import BranchView, CallView, TreeView, view
@@ -52,6 +53,7 @@ def tree(
     json_
         Print it as JSON.
     """
+    require_place(html, "--html")
     manifest = find_run(run_dir)
     engine = open_database(manifest.database_url)
     name = find_execution(engine, execution)

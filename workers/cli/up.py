@@ -10,6 +10,7 @@ from rich.markup import escape
 
 from infra.settings.fleet import Fleet, load_fleet
 from infra.weights.folder import require_model
+from workers.cli.arguments import Amount
 from workers.cli.runs import run_folder
 from workers.supervisor import LocalStack, StackEvent
 from workers.supervisor.hints import next_steps
@@ -22,7 +23,7 @@ _STYLES = {"died": "red", "killed": "red", "restarting": "yellow", "changed": "y
 
 
 def up(
-    *, fleet: Path | None = None, run_dir: Path | None = None, fresh: bool = False, ready_seconds: float = 180
+    *, fleet: Path | None = None, run_dir: Path | None = None, fresh: bool = False, ready_seconds: Amount = 180
 ) -> None:
     """Start every component of a fleet and watch them until Ctrl-C.
 

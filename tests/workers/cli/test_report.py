@@ -49,7 +49,7 @@ def test_where_nothing_can_be_written(folder, tmp_path, capsys):
     assert run("report", folder, "--out", str(tmp_path / "no" / "page.html")) == 2
     assert "there is no folder" in capsys.readouterr().err
     assert run("ledger", folder, "--csv", str(tmp_path / "no" / "d.csv")) == 2
-    assert "cannot write there" in capsys.readouterr().err
+    assert "--csv: there is no folder" in capsys.readouterr().err
 
 
 def test_a_run_without_records_has_a_page(tmp_path):
