@@ -231,9 +231,10 @@ def test_throughput_does_not_oscillate_with_noisy_telemetry(order: str, seed: in
     assert fixed.outcome.seconds >= 1.05 * adaptive.outcome.seconds
 
 
-@pytest.mark.parametrize("cells", [4, 16])
-def test_throughput_helps_a_starved_core_in_bursts_of_several_steps(cells: int) -> None:
-    """A burst dispatches once for its four steps: in its later ones rollout has little to do, but is not slow."""
+@pytest.mark.parametrize(("cells", "within"), [(4, 8), (16, 4)])
+def test_throughput_helps_a_starved_core_in_bursts_of_several_steps(cells: int, within: int) -> None:
+    """A burst dispatches once for its four steps: in its later ones rollout has little to do, but is not slow. One core
+    of sixteen cells is so slow that all executions of a burst end during its first step."""
     told = scenario(
         cells=cells,
         burst_steps=4,
@@ -246,7 +247,7 @@ def test_throughput_helps_a_starved_core_in_bursts_of_several_steps(cells: int) 
     outcome = simulation.run()
     planned = [at for at, reason, _ in simulation.trace.decisions if reason == "gain"]
     assert len(planned) == 1
-    assert planned[0] <= outcome.steps[7].committed_at, "in the first or the second of three bursts"
+    assert planned[0] <= outcome.steps[within - 1].committed_at
     kept = Simulation(told, variant("async", split=1)).run()
     assert outcome.seconds < 0.9 * kept.seconds
 
