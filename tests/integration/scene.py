@@ -16,7 +16,7 @@ from workflows.messages.burst import BurstSpec, Limits, PolicySettings, Purpose,
 from workflows.messages.fleet import CellSpec
 
 CONTEXT = 2048
-LIMIT_SECONDS = 240
+LIMIT_SECONDS = 600
 """Of an agent and of its tests: none comes near it, however busy the machine."""
 SUBMIT = "$ echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 

@@ -19,9 +19,9 @@ from workflows.messages.execution import EndReason
 
 CHECKOUT = Path(__file__).parents[2]
 HARNESS_ROOT = CHECKOUT / "var" / "harness"
-WALL_SECONDS = 240
+WALL_SECONDS = 600
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1000)]
 
 
 @pytest.fixture(scope="module")

@@ -48,7 +48,12 @@ async def run(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Run]:
 
 
 def _children(pid: int, words: str) -> list[psutil.Process]:
-    return [child for child in psutil.Process(pid).children(recursive=True) if words in " ".join(child.cmdline())]
+    found: list[psutil.Process] = []
+    for child in psutil.Process(pid).children(recursive=True):
+        with contextlib.suppress(psutil.Error):  # one that has ended meanwhile
+            if words in " ".join(child.cmdline()):
+                found.append(child)
+    return found
 
 
 async def _kill_a_harness(run: Run) -> None:

@@ -17,7 +17,7 @@ from workers.supervisor import LocalStack
 from workflows.messages.burst import BurstSpec, Limits, PolicySettings, Purpose, Sampling, Training
 from workflows.messages.fleet import CellSpec
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500), pytest.mark.asyncio(loop_scope="module")]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -44,7 +44,7 @@ def _burst(name: str, **changes: object) -> BurstSpec:
         executions_per_group=6,
         steps=1,
         sampling=Sampling(max_call_tokens=96),
-        limits=Limits(wall_seconds=120),
+        limits=Limits(wall_seconds=400),
         policy=PolicySettings(hold_seconds=0.5),
         training=Training(token_budget=512),
     )

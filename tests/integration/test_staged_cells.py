@@ -26,7 +26,7 @@ async def run(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Run]:
     core, satellite = fleet.cells
     cells = (core.model_copy(update={"stages": 2}), satellite.model_copy(update={"replicas": 2}))
     async with LocalStack(fleet.model_copy(update={"cells": cells, "combine": "groups"}), folder / "run") as stack:
-        await stack.ready(timeout_seconds=240)
+        await stack.ready(timeout_seconds=300)
         yield Run(stack)
 
 

@@ -109,7 +109,7 @@ async def test_silence_is_filled_in_the_dialects_own_way(folder, records, dialec
         await stage.engine(open_door=False, **ENDLESS)
         await stage.register()
         asking = asyncio.create_task(ask(stage, dialect, user("go"), budget=4, stream=True))
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(1.0)
         assert not asking.done()
         await stage.door(0, version=1)
         told = await asking
