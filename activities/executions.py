@@ -10,11 +10,14 @@ from temporalio.common import WorkflowIDConflictPolicy, WorkflowIDReusePolicy
 from temporalio.exceptions import WorkflowAlreadyStartedError
 from temporalio.service import RPCError, RPCStatusCode
 
+from activities.lookout import open_steps
 from infra.records.executions import ExecutionRow, get_execution
 from workflows.messages import ids
 from workflows.messages.control import (
     CancelExecutions,
     ExecutionFate,
+    FindSteps,
+    FoundSteps,
     LaunchExecutions,
     SweepRoster,
     SweptRoster,
@@ -70,6 +73,11 @@ class ExecutionActivities:
             id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
             static_summary=f"satellite {request.spec.index}",
         )
+
+    @activity.defn(name="find_steps")
+    async def find_steps(self, request: FindSteps) -> FoundSteps:
+        """The steps that are open in the role changes of these cells."""
+        return await open_steps(self._client, request.run, request.cells)
 
     @activity.defn(name="cancel_executions")
     async def cancel_executions(self, request: CancelExecutions) -> None:

@@ -164,6 +164,7 @@ class Books(Parking):
         self.opening: OpenBurst | None = None
         self.cancelled_while_opening = self.admitting = self.sweeping = self.writing = self.measuring = False
         self.next_sample = 0.0
+        self.looking, self.looked = set[int](), dict[int, float]()
         self.dirty = True
         self.roll_asked: float | None = None
 

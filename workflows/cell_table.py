@@ -24,6 +24,7 @@ class CellEntry(Message):
     reason: str = ""
     leaves_at: float | None = Field(default=None, description="reclaimed: when it has to be gone at the latest")
     led: bool = Field(default=False, description="it was the core, and has handed that over")
+    late: str = Field(default="", description="not gone at its deadline: what it hung at when that was last looked at")
 
 
 class CellTable:
@@ -73,6 +74,14 @@ class CellTable:
         entry = self.entries[cell]
         soonest = leaves_at if entry.leaves_at is None else min(leaves_at, entry.leaves_at)
         self.entries[cell] = entry.model_copy(update={"leaves_at": soonest})
+
+    def is_late(self, cell: int, why: str) -> None:
+        """It is not gone at its deadline."""
+        self.entries[cell] = self.entries[cell].model_copy(update={"late": why})
+
+    def late(self) -> dict[int, str]:
+        """Cells that are not gone at their deadline, and what they hang at."""
+        return {index: entry.late for index, entry in sorted(self.entries.items()) if entry.late}
 
     def remove(self, cell: int) -> None:
         self.entries.pop(cell, None)

@@ -3,7 +3,8 @@
 An offered cell joins when its worker has booted. A reclaimed one leaves as soon as nothing is lost by it, and at the
 latest so that it is gone by its deadline: serving, it is drained like a cell that goes to training; training, it leaves
 the stream, and what it has accumulated for an open batch is computed again by the others. The core goes only after
-another cell has taken over its optimizer state (`workflows.succession`).
+another cell has taken over its optimizer state (`workflows.succession`). Who is not gone at the deadline is told of
+(`workflows.lateness`).
 """
 
 from temporalio import workflow
@@ -11,15 +12,15 @@ from temporalio.exceptions import ApplicationError
 
 from workflows import steps
 from workflows.cell_table import CellEntry
+from workflows.lateness import Lateness
 from workflows.messages.fleet import COULD_NOT_LEAVE, CellRole, CellSpec, Elasticity, OfferCell, ReclaimCell
 from workflows.messages.scheduling import OpenCell
 from workflows.messages.transition import Direction
-from workflows.succession import Succession
 
 _ON_THEIR_WAY = (CellRole.RETIRING, CellRole.TO_TRAINING, CellRole.TO_ROLLOUT)
 
 
-class Elastic(Succession):
+class Elastic(Lateness):
     """The outer scheduler's side of the Scheduler."""
 
     @workflow.update
@@ -88,6 +89,7 @@ class Elastic(Succession):
         return Elasticity(
             cells=tuple(entry.spec for _, entry in sorted(entries.items())),
             leaving={cell: entry.leaves_at for cell, entry in entries.items() if entry.leaves_at is not None},
+            late=self.cells.late(),
             reclaimable=self._reclaimable(),
             min_cells=self._fewest(),
             max_cells=self.spec.max_cells,
@@ -123,6 +125,7 @@ class Elastic(Succession):
         for cell, entry in sorted(self.cells.entries.items()):
             if entry.leaves_at is None:
                 continue
+            waits += [seconds for seconds in (self._watch_deadline(cell, entry),) if seconds is not None]
             if cell == self.cells.core:
                 waits += [seconds for seconds in (self._succeed(entry),) if seconds is not None]
                 continue

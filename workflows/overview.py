@@ -9,6 +9,7 @@ from workflows.policy.state import CellView, PolicyState
 
 _NORMAL = SafeMode()
 _FREE: Mapping[Direction, MoveCost] = {}
+_NOBODY: Mapping[int, str] = {}
 
 
 def overview(
@@ -20,8 +21,10 @@ def overview(
     ready: int,
     mode: SafeMode = _NORMAL,
     costs: Mapping[Direction, MoveCost] = _FREE,
+    late: Mapping[int, str] = _NOBODY,
 ) -> str:
-    """A Markdown table. `version`: the published one; `ready`: groups admitted and not consumed."""
+    """A Markdown table. `version`: the published one; `ready`: groups admitted and not consumed; `late`: cells that are
+    not gone at their deadline, and why."""
     running, queued = state.launched - state.finished, state.dispatched - state.launched
     rows = {
         "burst": _joined(burst or "none", f"waiting: {', '.join(waiting)}" if waiting else ""),
@@ -35,6 +38,9 @@ def overview(
         rows["role changes"] = ", ".join(
             f"{direction.value.replace('_', ' ')} {cost.mean_seconds:.1f} s" for direction, cost in costs.items()
         )
+    if late:
+        told = [f"cell {cell} is not gone at its deadline: {why}" for cell, why in late.items()]
+        rows["late"] = "; ".join(told).replace("|", "/").replace("\n", " ")
     if mode.frozen:
         rows["safe mode"] = f"{mode.cause}: {mode.detail}; {mode.split} cells train until `leave_safe_mode`"
     return "\n".join(["| | |", "|---|---|", *(f"| {name} | {text} |" for name, text in rows.items())])

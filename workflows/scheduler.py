@@ -261,8 +261,11 @@ class Scheduler(Elastic):
         burst = self.burst.name if self.burst is not None else None
         ready, version = len(self.accounts.ready), self.weights.version
         state, mode = self._policy_state(), self.mode
-        costs = self.telemetry.costs
-        self.show(overview(state, version=version, burst=burst, waiting=names, ready=ready, mode=mode, costs=costs))
+        costs, late = self.telemetry.costs, self.cells.late()
+        text = overview(
+            state, version=version, burst=burst, waiting=names, ready=ready, mode=mode, costs=costs, late=late
+        )
+        self.show(text)
 
     def _launch(self) -> None:
         capacity = self.cells.capacity(self.weights.version)

@@ -158,6 +158,25 @@ async def test_a_reclaimed_cell_that_cannot_leave_is_let_go_at_its_deadline(worl
     await world.retired(1)
 
 
+async def test_a_drain_that_is_late_is_told(world: FakeWorld):
+    """A satellite that serves, and hangs where it lives and beats."""
+    released = False
+    world.faults.add("release_rollout", until=lambda: released, times=None)
+    await reclaim(world, 1, deadline_seconds=300)
+    await world.eventually(lambda: world.called("release_rollout"))
+    await reclaim(world, 1, deadline_seconds=0)
+    state = await world.until(lambda state: state.cells[1].late)
+    assert state.cells[1].late.startswith("it is retiring, asked at 2")
+    assert "; cell 1: release_rollout, attempt " in state.cells[1].late
+    await world.whole_ledger()
+    (told,) = world.noted("alarm")
+    assert (told.cell, told.reasons[0], "release_rollout" in told.reasons[1]) == (1, "late", True)
+    released = True
+    await world.until(lambda state: indices(state) == [0])
+    await world.whole_ledger()
+    assert len(world.noted("alarm")) == 1
+
+
 async def test_a_reclaimed_cell_whose_workflow_is_gone_has_left(world: FakeWorld):
     await world.handle(ids.cell_workflow_id(world.run, 1)).terminate()
     await reclaim(world, 1, deadline_seconds=0)

@@ -36,6 +36,13 @@ def test_it_says_how_the_run_stands():
     }
 
 
+def test_who_is_late_is_named_and_why():
+    """In one row of the table, whatever the words are."""
+    late = {0: "it is the core; cell 1: take_core | attempt 1\nruns"}
+    text = rows(overview(state(), version=0, burst=None, waiting=[], ready=0, late=late))
+    assert text["late"] == "cell 0 is not gone at its deadline: it is the core; cell 1: take_core / attempt 1 runs"
+
+
 def test_without_a_burst_nothing_is_needed():
     text = rows(overview(state(), version=0, burst=None, waiting=[], ready=0))
     assert (text["burst"], text["ready groups"]) == ("none", "0, 0 unassigned")

@@ -56,7 +56,6 @@ async def test_between_two_updates_nothing_is_computed_twice(make_world):
     assert moved(world, "take_over") == [(state.core, TransitionResult.DONE)]
     assert moved(world, "retire") == [(0, TransitionResult.DONE)]
     assert world.cells[0].optimizer is None
-    await world.whole_ledger()
     assert fleet_notes(world) == [(0, "reclaimed"), (state.core, "takes over"), (state.core, "core"), (0, "left")]
     assert [(named.change, named.cell, named.weights.version) for named in world.hand_overs] == [(1, state.core, 1)]
     elastic = await world.scheduler.query("elasticity", result_type=Elasticity)
@@ -78,7 +77,8 @@ async def test_at_its_deadline_what_it_had_is_computed_again(world: FakeWorld):
     await reclaim(world, 0, deadline_seconds=0)
     asked = True
     state = await world.until(lambda state: state.core == 1 and indices(state) == [1])
-    assert not world.noted("alarm")
+    await world.whole_ledger()
+    assert not [entry for entry in world.noted("alarm") if entry.reasons[0] != "late"]
     assert world.commits == {}
     world.may_finish = lambda cell: True
     assert (await burst.result()).version == 1
@@ -282,3 +282,38 @@ async def test_a_core_that_nobody_takes_returns_when_its_burst_ends(world: FakeW
     assert (await burst.result()).version == 1
     await world.until(world.all_serving)
     assert (0, TransitionResult.DONE) in moved(world, "to_rollout")
+
+
+async def test_a_hand_over_that_hangs_past_its_deadline_is_told(make_world):
+    """Once, with the step it hangs at, which is shown as it goes on: first of the heir. The burst goes on."""
+    world = await make_world((4, 4, 4))
+    taken = gone = False
+    world.faults.add("take_core", until=lambda: taken, times=None)
+    world.faults.add("lay_down_core", until=lambda: gone, times=None)
+    world.harness_seconds = lambda spec: 1000.0 if spec.group < 2 else 0.0
+    burst = await world.start_burst(groups_per_step=6, policy={"hold_seconds": 0, "supply_fraction": 1})
+    await world.until(lambda state: len(state.accounts.roster) == 4)
+    await reclaim(world, 0, deadline_seconds=300)
+    await world.eventually(lambda: world.called("take_core"))
+    await reclaim(world, 0, deadline_seconds=0)
+    state = await world.until(lambda state: state.cells[0].late)
+    assert state.cells[0].late.startswith("it is the core, and cell 1 was asked to take over at 2")
+    assert "; cell 1: take_core, attempt " in state.cells[0].late
+    shown = await world.shown(ids.scheduler_id(world.run))
+    assert "| late | cell 0 is not gone at its deadline: it is the core, and cell 1 was asked to take over" in shown
+    world.harness_seconds = lambda spec: 0.0
+    await world.until(lambda state: state.accounts.finished == 12)
+    taken = True
+    await world.until(lambda state: state.core == 1 and "cell 0: lay_down_core, attempt" in state.cells[0].late)
+    elastic = await world.scheduler.query("elasticity", result_type=Elasticity)
+    assert set(elastic.late) == {0}
+    gone = True
+    assert (await burst.result()).version == 1
+    await world.until(lambda state: indices(state) == [1, 2])
+    assert "| late |" not in await world.shown(ids.scheduler_id(world.run))
+    await world.whole_ledger()
+    (told,) = [entry for entry in world.noted("alarm") if entry.reasons[0] == "late"]
+    assert told.cell == 0
+    assert "take_core" in told.reasons[1]
+    assert "it was to be gone by 2" in told.reasons[1]
+    assert world.combined == batches(world, 1)

@@ -30,7 +30,8 @@ def cells_show(*, run_dir: Path | None = None) -> None:
         leaves = "leaving" if cell.index in elastic.leaving else ""
         may = "may be reclaimed" if cell.index in elastic.reclaimable else ""
         core = "core" if cell.index == elastic.core else ""
-        told = ", ".join(part for part in (core, leaves or may) if part)
+        late = f"late: {elastic.late[cell.index]}" if cell.index in elastic.late else ""
+        told = ", ".join(part for part in (core, leaves or may, late) if part)
         table.add_row(str(cell.index), str(cell.slots), "yes" if cell.trains else "no", told)
     console = Console()
     console.print(table)

@@ -178,8 +178,13 @@ async def _scheduler_line(handle: WorkflowHandle[Any, Any], manifest: RunManifes
         f"{burst}{queued}; dispatched {policy['dispatched']}, launched {policy['launched']}, "
         f"finished {policy['finished']}; waterlevel {policy['dispatched'] - policy['finished']} of {slots} slots; "
         f"{policy['ready_unassigned']} ready groups; "
-        f"version {state.weights.version}{await _blocked(handle, manifest)}"
+        f"version {state.weights.version}{_late(state)}{await _blocked(handle, manifest)}"
     )
+
+
+def _late(state: SchedulerState) -> str:
+    """Reclaimed cells that are not gone at their deadline, a line each."""
+    return "".join(f"\nLATE: cell {cell.spec.index}: {cell.late}" for cell in state.cells if cell.late)
 
 
 async def _cell_line(handle: WorkflowHandle[Any, Any], manifest: RunManifest) -> str:

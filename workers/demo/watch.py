@@ -30,7 +30,10 @@ _COLORS = {"rollout": "cyan", "training": "green", "to_training": "yellow", "to_
 
 @dataclass(frozen=True)
 class Look:
-    """What was seen at one moment. `at`: seconds since the epoch; roles by cell index; `core`: the cell that is it."""
+    """What was seen at one moment. `at`: seconds since the epoch; roles by cell index; `core`: the cell that is it.
+
+    `late`: reclaimed cells that are not gone at their deadline, and what they hang at.
+    """
 
     at: float
     waterlevel: int
@@ -42,6 +45,7 @@ class Look:
     version: int
     mean_reward: float | None
     core: int = 0
+    late: dict[int, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -84,6 +88,7 @@ class Watch:
         try:
             handle = self.client.get_workflow_handle(ids.scheduler_id(self.run))
             state: dict[str, Any] = await handle.query("policy_state", rpc_timeout=timedelta(seconds=3))
+            elastic: dict[str, Any] = await handle.query("elasticity", rpc_timeout=timedelta(seconds=3))
         except (RPCError, TimeoutError):
             return None  # the scheduler's worker is busy or restarting; the next look tells
         version, reward, core = await asyncio.to_thread(self._progress)
@@ -98,6 +103,7 @@ class Watch:
             version=version,
             mean_reward=reward,
             core=core,
+            late={int(cell): why for cell, why in elastic["late"].items()},
         )
 
     def _progress(self) -> tuple[int, float | None, int]:
@@ -117,9 +123,10 @@ class Watch:
     def _line(self, look: Look) -> str:
         reward = "-" if look.mean_reward is None else f"{look.mean_reward:.2f}"
         roles = " ".join(f"{index}:{role}{'*' if index == look.core else ''}" for index, role in look.roles.items())
+        late = "".join(f"  LATE {line}" for line in _late(look))
         return (
             f"{self.stage:28} w {look.waterlevel:3} of {look.capacity:3}  queued {look.queued:3}  running "
-            f"{look.running:3}  ready {look.ready:2}  v{look.version}  reward {reward}  cells {roles}"
+            f"{look.running:3}  ready {look.ready:2}  v{look.version}  reward {reward}  cells {roles}{late}"
         )
 
     def _picture(self, look: Look) -> Group:
@@ -134,7 +141,12 @@ class Watch:
         for index, role in look.roles.items():
             cells.append(f"{f'core (cell {index})' if index == look.core else f'satellite {index}'}: ", style="dim")
             cells.append(f"{role}   ", style=_COLORS.get(role, "red"))
-        return Group(Text(self.stage, style="bold"), table, cells)
+        late = [Text(f"late: {line}", style="red") for line in _late(look)]
+        return Group(Text(self.stage, style="bold"), table, cells, *late)
+
+
+def _late(look: Look) -> list[str]:
+    return [f"cell {cell}: {why}" for cell, why in look.late.items()]
 
 
 def _bar(value: int, limit: int, width: int = 32) -> Text:

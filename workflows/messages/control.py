@@ -73,6 +73,30 @@ class LedgerEntry(Message):
     token: str
 
 
+class FindSteps(Message):
+    """Which steps are open in the role changes of these cells?"""
+
+    run: str
+    cells: tuple[int, ...]
+
+
+class OpenStep(Message):
+    """A step that is out. `since`: when its attempt began or, unless it `runs`, was to begin, seconds since the epoch;
+    `failure`: what ended the attempt before.
+    """
+
+    cell: int
+    step: str
+    attempt: int
+    since: float
+    runs: bool
+    failure: str = ""
+
+
+class FoundSteps(Message):
+    steps: tuple[OpenStep, ...]
+
+
 class MeasurePipeline(Message):
     """How busy is the pipeline? Shares are taken over the time since `since` (seconds since the epoch)."""
 

@@ -56,12 +56,14 @@ class MoveCost(Message):
 class Elasticity(Message):
     """What a run can give and take, and what that costs it: for whoever shares cells out between runs.
 
-    `leaving`: cell -> when it has to be gone at the latest (seconds since the epoch). `reclaimable`: cells that a
-    reclaim would take now; `min_cells`, `max_cells`: how small and how large the run may become.
+    `leaving`: cell -> when it has to be gone at the latest (seconds since the epoch); `late`: those of them that
+    are not gone at their deadline, and what they hang at. `reclaimable`: cells that a reclaim would take now;
+    `min_cells`, `max_cells`: how small and how large the run may become.
     """
 
     cells: tuple[CellSpec, ...]
     leaving: dict[int, float] = {}
+    late: dict[int, str] = {}
     reclaimable: tuple[int, ...] = ()
     min_cells: int
     max_cells: int

@@ -35,6 +35,8 @@ class _Handle:
     """A Scheduler whose core is cell 2: it comes first, as the policies see it."""
 
     async def query(self, name: str, **_: Any) -> dict[str, Any]:
+        if name == "elasticity":
+            return {"late": {"0": "it is retiring; cell 0: await_quiet, attempt 1"}}
         assert name == "policy_state"
         cells = [{"index": index, "role": "rollout", "slots": 4, "serving": True} for index in (2, 0, 1)]
         cells[0]["role"] = "training"
@@ -64,7 +66,11 @@ async def test_the_core_is_the_one_on_record(watch: Watch) -> None:
     shown = watch.console.file.getvalue()  # type: ignore[attr-defined]
     assert "core (cell 2): training" in shown
     assert "satellite 0: rollout" in shown
-    assert watch._line(look).endswith("cells 0:rollout 1:rollout 2:training*")
+    late = "cell 0: it is retiring; cell 0: await_quiet, attempt 1"
+    assert f"late: {late}" in shown
+    assert watch._line(look).endswith(f"cells 0:rollout 1:rollout 2:training*  LATE {late}")
+    on_time = dataclasses.replace(look, late={})
+    assert watch._line(on_time).endswith("cells 0:rollout 1:rollout 2:training*")
 
 
 def test_the_picture_names_who_led(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
