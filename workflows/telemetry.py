@@ -48,10 +48,12 @@ def cost_with(cost: MoveCost, seconds: float) -> MoveCost:
 class Telemetry(Message):
     """Everything measured; carried over when the Scheduler continues as new.
 
-    `looked_at`, `running`, `capacity`: the last look, and what held from then on; `running_seconds`, `slot_seconds`:
-    their integrals since the last update. `committed_at`: the last update or the burst's dispatch; `iteration_seconds`:
-    how long the last iteration took. `previous_peak`: the highest waterlevel after a dispatch, up to that of the burst
-    that began last; `peak`: since then.
+    `looked_at`, `running`, `capacity`: the last look, and what held from then on. Since the last update:
+    `running_seconds`, the integral of what ran, and `load_seconds`, that of what ran times the share of slots it took;
+    one over the other is the load that an execution met while it ran, whatever the engines did before and after.
+    `committed_at`: the last update or the burst's dispatch; `iteration_seconds`: how long the last iteration took.
+    `previous_peak`: the highest waterlevel after a dispatch, up to that of the burst that began last; `peak`: since
+    then.
     """
 
     windows: dict[Component, tuple[Measurement, ...]] = {}
@@ -63,7 +65,7 @@ class Telemetry(Message):
     running: int = 0
     capacity: int = 0
     running_seconds: float = 0.0
-    slot_seconds: float = 0.0
+    load_seconds: float = 0.0
     committed_at: float | None = None
     iteration_seconds: float | None = None
     sample: PipelineSample | None = None
@@ -76,7 +78,7 @@ class Telemetry(Message):
     def began(self, now: float) -> "Telemetry":
         """A burst has dispatched: its first iteration is counted from here, whatever lay before. All its steps work off
         what it has dispatched, so the waterlevel it began with counts until the next one begins."""
-        window = {"executions": Done(), "evaluations": Done(), "running_seconds": 0.0, "slot_seconds": 0.0}
+        window = {"executions": Done(), "evaluations": Done(), "running_seconds": 0.0, "load_seconds": 0.0}
         peaks = {"previous_peak": self.peak, "peak": 0}
         return self.model_copy(update={"committed_at": now, "looked_at": now, **window, **peaks})
 
@@ -87,12 +89,13 @@ class Telemetry(Message):
     def looked(self, now: float, running: int, capacity: int) -> "Telemetry":
         """From now on so many executions run on so many slots."""
         passed = max(0.0, now - self.looked_at) if self.looked_at is not None else 0.0
+        served = min(self.running, self.capacity)
         update = {
             "looked_at": now,
             "running": running,
             "capacity": capacity,
-            "running_seconds": self.running_seconds + passed * min(self.running, self.capacity),
-            "slot_seconds": self.slot_seconds + passed * self.capacity,
+            "running_seconds": self.running_seconds + passed * served,
+            "load_seconds": self.load_seconds + passed * served * (served / self.capacity if self.capacity else 1.0),
         }
         return self.model_copy(update=update)
 
@@ -107,7 +110,7 @@ class Telemetry(Message):
 
     def committed(self, now: float, groups: int, cell_seconds: float) -> "Telemetry":
         """An update: the window of every component closes."""
-        load = self.running_seconds / self.slot_seconds if self.slot_seconds > 0 else 1.0
+        load = self.load_seconds / self.running_seconds if self.running_seconds > 0 else 1.0
         nothing = Measurement(items=0, busy_seconds=0, load=0) if self._nothing_ran() else None
         measured = {
             Component.TRAINING: Measurement(items=groups, busy_seconds=cell_seconds, load=1.0),
@@ -123,7 +126,7 @@ class Telemetry(Message):
             "executions": Done(),
             "evaluations": Done(),
             "running_seconds": 0.0,
-            "slot_seconds": 0.0,
+            "load_seconds": 0.0,
             "committed_at": now,
             "iteration_seconds": now - self.committed_at if self.committed_at is not None else None,
         }

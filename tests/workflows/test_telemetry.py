@@ -6,6 +6,7 @@ from workflows.messages.control import PipelineSample, SlotsInUse
 from workflows.messages.execution import EndReason, ExecutionClosed, Outcome
 from workflows.messages.fleet import CellRole
 from workflows.messages.transition import Direction
+from workflows.policy.calibration import Calibration, recalibrated
 from workflows.policy.component import Component, ComponentView, Measurement, Strategy
 from workflows.policy.state import CellView
 from workflows.telemetry import GUESS_SECONDS, Telemetry
@@ -45,7 +46,7 @@ def test_an_update_closes_the_window_of_every_component() -> None:
     assert views[Component.TRAINING].recent == (Measurement(items=2, busy_seconds=12.5, load=1.0),)
     rollout = views[Component.ROLLOUT].recent[0]
     assert (rollout.items, rollout.busy_seconds) == (2, 8.0)
-    assert rollout.load == pytest.approx((4 * 8 + 4 * 2) / 80)
+    assert rollout.load == pytest.approx((4 * 8 * 1.0 + 4 * 2 * 0.25) / (4 * 8 + 4 * 2))
     assert telemetry.windows[Component.EVALUATOR] == (Measurement(items=2, busy_seconds=1.0, load=1.0),)
     assert telemetry.iteration_seconds is None
     assert telemetry.committed(117.0, 2, 1.0).iteration_seconds == 7.0
@@ -61,6 +62,27 @@ def test_what_ended_and_ran_before_a_burst_is_not_of_its_first_window() -> None:
     assert telemetry.windows[Component.ROLLOUT] == (Measurement(items=1, busy_seconds=6.0, load=1 / 8),)
     assert Component.EVALUATOR not in telemetry.windows
     assert telemetry.iteration_seconds == 10.0
+
+
+def test_the_load_is_what_executions_met_not_what_engines_had_between_them() -> None:
+    """Training-bound: eight executions fill eight slots for two seconds, then training takes forty-eight.
+
+    Averaged over time the load would be 0.04; noise alone, fitted as a slope and extended to full engines, would then
+    make rollout as slow as training, and no cell would be given.
+    """
+    telemetry, model = Telemetry().level(8), Calibration()
+    for round_, seconds in enumerate((2.0, 2.9, 1.6, 2.4, 1.8)):
+        start = 50.0 * round_
+        telemetry = telemetry.looked(start, 8, 8)
+        for _ in range(8):
+            telemetry = telemetry.closed(closed(seconds))
+        telemetry = telemetry.looked(start + seconds, 0, 8).looked(start + 50, 0, 8).committed(start + 50, 2, 48.0)
+        (window,) = telemetry.windows[Component.ROLLOUT]
+        assert window.load == pytest.approx(1.0)
+        rollout = components(telemetry)[Component.ROLLOUT].model_copy(update={"items_per_iteration": 8.0})
+        model, telemetry = recalibrated(model, rollout), telemetry.taken()
+    assert model.iteration_seconds(rollout, 2) == pytest.approx(2.1, abs=0.3)  # on eight slots
+    assert Telemetry().looked(0.0, 8, 0).looked(5.0, 0, 8).load_seconds == 0.0  # without a slot nothing runs
 
 
 def test_a_window_in_which_nothing_ended_is_left_out() -> None:
