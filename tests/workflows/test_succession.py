@@ -56,6 +56,7 @@ async def test_between_two_updates_nothing_is_computed_twice(make_world):
     assert moved(world, "take_over") == [(state.core, TransitionResult.DONE)]
     assert moved(world, "retire") == [(0, TransitionResult.DONE)]
     assert world.cells[0].optimizer is None
+    await world.whole_ledger()
     assert fleet_notes(world) == [(0, "reclaimed"), (state.core, "takes over"), (state.core, "core"), (0, "left")]
     assert [(named.change, named.cell, named.weights.version) for named in world.hand_overs] == [(1, state.core, 1)]
     elastic = await world.scheduler.query("elasticity", result_type=Elasticity)
