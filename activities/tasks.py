@@ -61,8 +61,12 @@ class TaskActivities:
         return await asyncio.to_thread(self._select, request)
 
     def _select(self, request: SelectTasks) -> SelectedTasks:
-        named = self._manifest.fleet.task_sets.get(request.tasks, request.tasks)
-        tasks = TaskSet(Path(self._manifest.root) / named)
+        known = self._manifest.fleet.task_sets
+        folder = Path(self._manifest.root) / known.get(request.tasks, request.tasks)
+        if request.tasks not in known and not folder.is_dir():
+            sets = ", ".join(sorted(known)) or "none"
+            raise InvalidSpec(f"no such folder of tasks: {folder}; the task sets are {sets}", field="tasks")
+        tasks = TaskSet(folder)
         if request.purpose is Purpose.EVALUATE:
             folders = tasks.first(request.split, request.count)
             position = request.position

@@ -78,7 +78,7 @@ async def test_an_evaluation_is_the_first_in_order_and_moves_nothing(select):
 async def test_a_folder_may_be_named_itself_and_a_missing_one_is_an_error(select, tmp_path):
     assert (await select(0, 1, tasks="sets/small"))[1] == 1
     assert (await select(0, 1, tasks=str(tmp_path / "sets/small")))[1] == 1
-    with pytest.raises(InvalidSpec, match="no such folder"):
+    with pytest.raises(InvalidSpec, match=r"no such folder of tasks: .*nowhere; the task sets are .*small"):
         await select(0, 1, tasks="nowhere")
 
 
