@@ -13,8 +13,8 @@ from tests.workers.proxy.conftest import KEY, QUICK, Stage, execution_name, sse,
 from workers.cell.rollout.command import EngineParameters
 from workers.cell.rollout.server import EngineServer
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(500)]
-BUDGET = 240
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+BUDGET = 900
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def servers(policy, tmp_path_factory):
 @pytest.fixture
 async def real(policy, servers, records):
     async with Stage(policy, records, context=1500, settings=QUICK) as stage:
-        stage.client.timeout = 200
+        stage.client.timeout = 600
         for cell, server in enumerate(servers):
             await stage.known(cell, server.parameters.url)
         for member in range(3):
@@ -67,9 +67,8 @@ async def endless(real):
     raise AssertionError("this random model always stops")
 
 
-async def test_a_move_in_mid_generation_is_not_seen(real):
-    message, undisturbed = await endless(real)
-    body = {"messages": [message], "max_tokens": BUDGET, "stream": True}
+async def speaking(real, body):
+    """A task that reads a whole answer, once some lines of it are here."""
     heard = asyncio.Queue()
 
     async def listen():
@@ -84,6 +83,13 @@ async def test_a_move_in_mid_generation_is_not_seen(real):
     listening = asyncio.create_task(listen())
     for _ in range(24):
         await heard.get()
+    return listening
+
+
+async def test_a_move_in_mid_generation_is_not_seen(real):
+    message, undisturbed = await endless(real)
+    body = {"messages": [message], "max_tokens": BUDGET, "stream": True}
+    listening = await speaking(real, body)
     source = int(real.proxy.table.routes[execution_name()][-1])
     plan = await real.reroute(source)
     assert [move.destination for move in plan.moves] == [f"cell-{1 - source}"]
@@ -117,17 +123,14 @@ async def test_a_publish_under_a_running_request(real, servers, policy, tmp_path
     await real.door(1, open_door=False)
     body = {"messages": [message], "max_tokens": BUDGET, "stream": True}
     async with EngineClient(servers[0].parameters.url, vocabulary=VOCABULARY, admin_key=KEY) as engine:
-        asking = asyncio.create_task(real.client.post("/x/token-0/v1/chat/completions", json=body))
-        while (await engine.loads()).running == 0:
-            await asyncio.sleep(0.01)
-        await asyncio.sleep(0.1)
+        listening = await speaking(real, body)
         await real.door(0, open_door=False, version=4)
         await engine.pause("in_place")
         await engine.update_weights_from_disk(str(newer), "4", flush_cache=False)
         verify_weights(await engine.weights_checksum(), engine_checksums(weights, tied_embeddings=True))
         await engine.resume()
         await real.door(0, version=4)
-        _, done = sse((await asking).text)
+        _, done = sse(await listening)
         assert done
         call = (await real.calls(0))[-1]
         (first, said), (second, rest) = call.version_spans

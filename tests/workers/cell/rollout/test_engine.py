@@ -11,7 +11,7 @@ from infra.engine.fingerprint import engine_checksums, verify_weights
 from tests.workers.cell.rollout.conftest import LEASES
 from workflows.messages.errors import InvalidRequest, VersionMismatch
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 
 def expected_checksum(folder):
@@ -53,7 +53,7 @@ async def test_an_abort_ends_one_request_only(engines, prompt):
     """Field case 18: SGLang matches abort ids by prefix; ours cannot be prefixes of each other."""
     engine, _ = engines
     rids = ["0" * 34 + "01", "0" * 34 + "10", "0" * 33 + "100", "0" * 34 + "02"]
-    running = [asyncio.create_task(engine.generate(prompt[i:], 600, rid=rid)) for i, rid in enumerate(rids)]
+    running = [asyncio.create_task(engine.generate(prompt[i:], 1500, rid=rid)) for i, rid in enumerate(rids)]
     while (await engine.client.loads()).running < len(rids):
         await asyncio.sleep(0.02)
     for refused in ("", "0", "0" * 34):
@@ -62,7 +62,7 @@ async def test_an_abort_ends_one_request_only(engines, prompt):
     await engine.client.abort(rids[0])
     answers = await asyncio.gather(*running)
     assert [answer.end.finish for answer in answers] == ["abort", "length", "length", "length"]
-    assert 0 < len(answers[0].ids) < 600
+    assert 0 < len(answers[0].ids) < 1500
     assert len(answers[0].ids) == len(answers[0].logprobs)
 
 
@@ -90,7 +90,7 @@ async def test_weights_are_replaced_and_verified_by_checksum(engines, models, pr
 
 async def test_a_publish_in_place_shows_which_tokens_are_whose(engines, models, prompt):
     engine, _ = engines
-    running = asyncio.create_task(engine.generate(prompt, 900))
+    running = asyncio.create_task(engine.generate(prompt, 1800))
     while (await engine.client.loads()).running == 0:
         await asyncio.sleep(0.02)
     await engine.client.pause("in_place")
@@ -101,7 +101,7 @@ async def test_a_publish_in_place_shows_which_tokens_are_whose(engines, models, 
     try:
         spans = (await running).end.spans
         assert [span.version for span in spans] == ["0", "1"]
-        assert (spans[0].start, spans[0].end, spans[1].end) == (0, spans[1].start, 900)
+        assert (spans[0].start, spans[0].end, spans[1].end) == (0, spans[1].start, 1800)
     finally:
         await engine.client.update_weights_from_disk(str(models["a"]), "0")
 
@@ -115,7 +115,7 @@ async def test_released_is_seen_not_believed(engines, prompt):
     await engine.linker.retain(lease, ("a",))
     assert not released(await engine.client.loads(), await engine.linker.stats())
     await running
-    await engine.client.flush_cache(wait_seconds=10)
+    await engine.client.flush_cache(wait_seconds=120)
     assert not released(await engine.client.loads(), await engine.linker.stats()), "pages are still pinned"
     await engine.linker.release(lease, abandon=True)
     assert released(await engine.client.loads(), await engine.linker.stats())
