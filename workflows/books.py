@@ -5,7 +5,7 @@ Everything here is carried over when the Scheduler continues as new; `SchedulerS
 
 import asyncio
 from collections.abc import Coroutine
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import Field
 from temporalio import workflow
@@ -16,7 +16,7 @@ from workflows.cell_table import CellEntry, CellTable
 from workflows.messages import ids
 from workflows.messages.base import Message
 from workflows.messages.burst import BurstSpec, Purpose
-from workflows.messages.carried import Carried
+from workflows.messages.carried import Carried, Upgrade
 from workflows.messages.control import LedgerEntry
 from workflows.messages.execution import ExecutionClosed
 from workflows.messages.fleet import CellRole
@@ -28,7 +28,7 @@ from workflows.policy.memory import Memory
 from workflows.policy.safe_mode import SafeMode
 from workflows.policy.state import BatchView, Decision, PolicyState
 from workflows.steps import Step
-from workflows.telemetry import Telemetry
+from workflows.telemetry import Telemetry, with_load
 
 
 class OpenBatchState(Message):
@@ -97,8 +97,11 @@ class Slots(Message):
 
 
 class SchedulerState(Carried):
-    """Start of a Scheduler, and what it carries over."""
+    """Start of a Scheduler, and what it carries over. Format 2: the load that executions met."""
 
+    upgrades: ClassVar[tuple[Upgrade, ...]] = (with_load,)
+
+    format: int = 2
     spec: RunSpec
     weights: Weights = Field(description="the published version")
     accounts: AccountsState = AccountsState()

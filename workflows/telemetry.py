@@ -6,6 +6,7 @@ bookkeeping: no clock, no Temporal.
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 from pydantic import Field
 
@@ -27,6 +28,17 @@ GUESS_SECONDS: Mapping[Direction, float] = {
     Direction.TAKE_OVER: 10.0,
 }
 """What a role change is taken to cost before one was measured."""
+
+
+def with_load(state: dict[str, Any]) -> dict[str, Any]:
+    """A Scheduler's state of format 1, whose telemetry had the integral of all slots, as one of format 2.
+
+    Until the next update it counts as if executions had been spread evenly over the time.
+    """
+    telemetry = dict(state.get("telemetry", {}))
+    slots = telemetry.pop("slot_seconds", 0.0)
+    running = telemetry.get("running_seconds", 0.0)
+    return {**state, "telemetry": {**telemetry, "load_seconds": running * running / slots if slots > 0 else 0.0}}
 
 
 class Done(Message):

@@ -2,6 +2,7 @@
 
 import pytest
 
+from workflows.books import SchedulerState
 from workflows.messages.control import PipelineSample, SlotsInUse
 from workflows.messages.execution import EndReason, ExecutionClosed, Outcome
 from workflows.messages.fleet import CellRole
@@ -9,7 +10,7 @@ from workflows.messages.transition import Direction
 from workflows.policy.calibration import Calibration, recalibrated
 from workflows.policy.component import Component, ComponentView, Measurement, Strategy
 from workflows.policy.state import CellView
-from workflows.telemetry import GUESS_SECONDS, Telemetry
+from workflows.telemetry import GUESS_SECONDS, Telemetry, with_load
 
 CELLS = (
     CellView(index=0, role=CellRole.TRAINING, slots=4),
@@ -83,6 +84,17 @@ def test_the_load_is_what_executions_met_not_what_engines_had_between_them() -> 
         model, telemetry = recalibrated(model, rollout), telemetry.taken()
     assert model.iteration_seconds(rollout, 2) == pytest.approx(2.1, abs=0.3)  # on eight slots
     assert Telemetry().looked(0.0, 8, 0).looked(5.0, 0, 8).load_seconds == 0.0  # without a slot nothing runs
+
+
+def test_telemetry_of_a_scheduler_of_format_1_is_read() -> None:
+    """It had the integral of all slots; with executions spread evenly the load is what ran over what there was."""
+    telemetry = {"running": 4, "running_seconds": 40.0, "slot_seconds": 80.0}
+    state = with_load({"format": 1, "telemetry": telemetry, "entries": 7})
+    assert state == {**state, "format": 1, "entries": 7}
+    found = Telemetry.model_validate(state["telemetry"])
+    assert (found.running, found.running_seconds, found.load_seconds) == (4, 40.0, 20.0)
+    assert with_load({})["telemetry"] == {"load_seconds": 0.0}
+    assert SchedulerState.newest() == 2
 
 
 def test_a_window_in_which_nothing_ended_is_left_out() -> None:
