@@ -15,6 +15,9 @@ from workflows.steps import Queue, steps_of
 
 STEP_GRACE = timedelta(seconds=2)
 """How long steps that run when their worker is told to stop may go on before they are cancelled: all are retried."""
+BEAT_THROTTLE = timedelta(seconds=2)
+"""How long the SDK may keep a cell's heartbeat. By default it sends one in 0.8 of the time-out, 8 of 10 seconds: a
+stall of 2 seconds would give the step out again. A cell has few steps at a time, so its beats cost little."""
 
 
 @asynccontextmanager

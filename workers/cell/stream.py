@@ -8,7 +8,7 @@ from typing import Any
 from temporalio.client import Client
 from temporalio.worker import Worker
 
-from workers.registration import interceptors
+from workers.registration import BEAT_THROTTLE, interceptors
 from workflows.messages import ids
 
 DRAIN_SECONDS = 40.0
@@ -44,6 +44,7 @@ class BatchStream:
                 activities=[self._activity],
                 interceptors=interceptors(),
                 max_concurrent_activities=depth,
+                max_heartbeat_throttle_interval=BEAT_THROTTLE,
                 graceful_shutdown_timeout=timedelta(seconds=DRAIN_SECONDS),
             )
             self._serving = (batch, asyncio.create_task(worker.run()), worker)

@@ -37,7 +37,7 @@ from workers.cell.engine import engine_server
 from workers.cell.proof import PacedProof, SglangProof
 from workers.cell.stream import BatchStream
 from workers.component import CELL_GRACE_SECONDS, end_within, when_told_to_stop
-from workers.registration import STEP_GRACE, activities_of, interceptors
+from workers.registration import BEAT_THROTTLE, STEP_GRACE, activities_of, interceptors
 from workflows.messages import ids
 from workflows.messages.errors import GyreError
 from workflows.messages.fleet import CellSpec, CellWorkerUp
@@ -182,6 +182,7 @@ async def _steps(cell: Cell, client: Client) -> AsyncIterator[None]:
         activities=activities_of(Queue.CELL, *hosts),
         interceptors=interceptors(),
         max_concurrent_activities=8,
+        max_heartbeat_throttle_interval=BEAT_THROTTLE,
         graceful_shutdown_timeout=STEP_GRACE,
     )
     async with worker:
