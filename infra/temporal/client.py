@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 from temporalio.api.enums.v1 import TaskQueueType
 from temporalio.api.taskqueue.v1 import TaskQueue
 from temporalio.api.workflowservice.v1 import DescribeTaskQueueRequest
-from temporalio.client import Client, WorkflowHandle
+from temporalio.client import Client, WorkflowHandle, WorkflowQueryFailedError
 from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.envconfig import ClientConfig
 from temporalio.service import RPCError, RPCStatusCode
@@ -23,6 +23,8 @@ _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.1, 2.0
 _Answer = TypeVar("_Answer")
 BUSY_SECONDS = 60.0
 """How long a workflow that is too busy for a query is asked again."""
+ASK_AGAIN = "asked while events wait that no workflow task has begun: ask again"
+"""How a worker refuses a query for which it would have to go further than the workflow itself has."""
 
 
 def target(manifest: RunManifest) -> dict[str, Any]:
@@ -71,7 +73,10 @@ async def ask(
     handle: WorkflowHandle[Any, Any], query: str, result_type: type[_Answer], *, busy_seconds: float = BUSY_SECONDS
 ) -> _Answer:
     """A workflow's answer to a query. Temporal keeps very few waiting and refuses more, which says nothing about the
-    workflow but that it is busy: such a query is asked again. Raises RPCError, also when that lasts `busy_seconds`."""
+    workflow but that it is busy: such a query is asked again, as is one refused with ASK_AGAIN.
+
+    Raises RPCError or WorkflowQueryFailedError, also when that lasts `busy_seconds`.
+    """
     deadline = time.monotonic() + busy_seconds
     pause = _FIRST_PAUSE_SECONDS
     while True:
@@ -79,6 +84,9 @@ async def ask(
             return await handle.query(query, result_type=result_type)
         except RPCError as error:
             if error.status is not RPCStatusCode.RESOURCE_EXHAUSTED or time.monotonic() + pause > deadline:
+                raise
+        except WorkflowQueryFailedError as error:
+            if ASK_AGAIN not in str(error) or time.monotonic() + pause > deadline:
                 raise
         await asyncio.sleep(pause)
         pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)

@@ -18,7 +18,7 @@ from infra.records.database import open_database
 from infra.records.schema import batches, calls, engines, executions, groups, transitions, updates
 from infra.report.alarms import alarms
 from infra.settings.run import RunManifest
-from infra.temporal.client import connect, stuck
+from infra.temporal.client import ask, connect, stuck
 from infra.update_metrics import in_words
 from workers.cli.runs import find_run
 from workers.supervisor.hints import resume_command
@@ -167,8 +167,8 @@ async def _answer(line: Awaitable[str]) -> str:
 
 
 async def _scheduler_line(handle: WorkflowHandle[Any, Any], manifest: RunManifest) -> str:
-    policy: dict[str, Any] = await handle.query("policy_state")
-    state = await handle.query("state", result_type=SchedulerState)
+    policy = await ask(handle, "policy_state", dict[str, Any])
+    state = await ask(handle, "state", SchedulerState)
     slots = sum(cell["slots"] for cell in policy["cells"] if cell["serving"])
     burst = f"burst {state.burst.name}" if state.burst else "no burst"
     burst += f" ({state.burst.policy.name})" if state.burst else ""
@@ -188,14 +188,14 @@ def _late(state: SchedulerState) -> str:
 
 
 async def _cell_line(handle: WorkflowHandle[Any, Any], manifest: RunManifest) -> str:
-    state = await handle.query("state", result_type=CellState)
+    state = await ask(handle, "state", CellState)
     boot = f", boot {state.boot.boot_epoch}" if state.boot else ""
     return f"{state.role.value}{boot}, lease {state.lease}{await _blocked(handle, manifest)}"
 
 
 async def _blocked(handle: WorkflowHandle[Any, Any], manifest: RunManifest) -> str:
     """Steps that wait for a person, and what that person types."""
-    steps = await handle.query("blocked_steps", result_type=list[str])
+    steps = await ask(handle, "blocked_steps", list[str])
     return f"\nBLOCKED at {'; '.join(steps)}\nresume: {resume_command(manifest, handle.id)}" if steps else ""
 
 

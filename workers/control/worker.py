@@ -33,6 +33,7 @@ from infra.temporal.client import connect
 from workers.component import when_told_to_stop
 from workers.control import metrics
 from workers.control.lost_books import recorded_books
+from workers.control.rebuilt import GuardedRunner
 from workers.registration import STEP_GRACE, activities_of, interceptors, running
 from workers.supervisor import hints
 from workflows.accounts import AccountsState
@@ -75,7 +76,7 @@ def workflow_runner() -> SandboxedWorkflowRunner:
         "pydantic_core",
         "annotated_types",
     )
-    return SandboxedWorkflowRunner(restrictions=SandboxRestrictions.default.with_passthrough_modules(*passed))
+    return GuardedRunner(restrictions=SandboxRestrictions.default.with_passthrough_modules(*passed))
 
 
 def workflow_worker(client: Client, *, max_cached_workflows: int = 500, resume_command: str = PLAIN) -> Worker:

@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 from sqlalchemy import Engine, func, select
-from temporalio.client import Client
+from temporalio.client import Client, WorkflowQueryFailedError
 from temporalio.service import RPCError
 
 from infra.records.cores import core_on_record
@@ -89,7 +89,7 @@ class Watch:
             handle = self.client.get_workflow_handle(ids.scheduler_id(self.run))
             state: dict[str, Any] = await handle.query("policy_state", rpc_timeout=timedelta(seconds=3))
             elastic: dict[str, Any] = await handle.query("elasticity", rpc_timeout=timedelta(seconds=3))
-        except (RPCError, TimeoutError):
+        except (RPCError, WorkflowQueryFailedError, TimeoutError):
             return None  # the scheduler's worker is busy or restarting; the next look tells
         version, reward, core = await asyncio.to_thread(self._progress)
         return Look(

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 from sqlalchemy import Engine, func, select
 from temporalio.client import Client, WorkflowExecutionStatus
@@ -18,6 +19,7 @@ from infra.checkpoints.code_version import code_version
 from infra.records.schema import batches, calls, executions, ledger, segments, transitions
 from infra.settings.fleet import Fleet
 from infra.simulator.recorded import RecordedRun, read_run
+from infra.temporal.client import ask
 from workers.bench.schedulers.host import components
 from workers.bench.schedulers.machine import Clock
 from workers.bench.schedulers.stage import CAMPAIGN, RUN, campaign_of, fleet_of, write_model, write_tasks
@@ -158,7 +160,8 @@ async def _all_serving(client: Client, cells: int) -> None:
     while waiting and time.monotonic() < deadline:
         for cell in sorted(waiting):
             try:
-                state = await client.get_workflow_handle(ids.cell_workflow_id(RUN, cell)).query("state")
+                handle = client.get_workflow_handle(ids.cell_workflow_id(RUN, cell))
+                state = await ask(handle, "state", dict[str, Any])
             except RPCError as error:
                 if error.status is not RPCStatusCode.NOT_FOUND:
                     raise
