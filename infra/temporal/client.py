@@ -94,8 +94,8 @@ async def ask(
 
 async def stuck(client: Client, run: str) -> list[str]:
     """Ids of the run's workflows that the worker's code cannot go on with, however often it tries: it issues other
-    commands than their histories have, or cannot read their state. They wait for other code. Empty where Temporal
-    does not say.
+    commands than their histories have, or cannot read their state. They wait for other code, unless they are
+    `stuck_on_own`. Empty where Temporal does not say.
     """
     query = (
         f"WorkflowId STARTS_WITH '{run}/' AND ExecutionStatus = 'Running' "
@@ -107,6 +107,15 @@ async def stuck(client: Client, run: str) -> list[str]:
         if error.status is RPCStatusCode.INVALID_ARGUMENT:  # a server from before there was such an attribute
             return []
         raise
+
+
+async def stuck_on_own(client: Client, workflow_id: str, code: str) -> bool:
+    """Whether a stuck workflow cannot be replayed by the very code, by build id, that did its last workflow task, and
+    so replayed or wrote all that was before."""
+    described = await client.get_workflow_handle(workflow_id).describe()
+    problems = described.search_attributes.get("TemporalReportedProblems", ())
+    stamp = described.raw_description.workflow_execution_info.most_recent_worker_version_stamp
+    return stamp.build_id == code and any("NonDeterministic" in str(problem) for problem in problems)
 
 
 async def has_poller(client: Client, queue: str, *, since: float = 0.0) -> bool:

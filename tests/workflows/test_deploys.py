@@ -15,6 +15,7 @@ from temporalio.api.enums.v1 import EventType, WorkflowTaskFailedCause
 from temporalio.api.failure.v1 import Failure
 from temporalio.client import Client, WorkflowExecutionStatus, WorkflowHandle
 from temporalio.worker import Worker
+from temporalio.worker._worker import load_default_build_id
 
 from infra.code import workflow_code
 from infra.temporal.client import stuck
@@ -142,7 +143,10 @@ async def test_without_a_patch_the_run_waits_visibly_and_the_right_code_heals_it
         assert "Nondeterminism" in text
         while await stuck(client, queue) != [old.id]:
             await asyncio.sleep(0.2)
-        assert (await _stuck_line(client, queue)).startswith(f"{old.id}: this code cannot go on; ")
+        assert (await _stuck_line(client, queue, "other")).startswith(f"{old.id}: this code cannot go on; ")
+        # Both workers here have one build id, which Temporal's SDK made up: as if one code had written this history.
+        own = await _stuck_line(client, queue, load_default_build_id())
+        assert own.startswith(f"{old.id}: this code wrote the history and cannot replay it; ")
     async with worker(client, queue, NewErrand):
         assert await old.result() == ["first", "second"]
         while await stuck(client, queue):

@@ -19,6 +19,7 @@ from temporalio.client import Client
 from temporalio.service import RPCError, RPCStatusCode
 
 from infra.settings.fleet import Fleet
+from infra.temporal.client import ask
 from workers.supervisor import LocalStack
 from workflows.messages import ids
 from workflows.messages.errors import Transient
@@ -68,7 +69,7 @@ async def measure(fleet: Fleet, run_dir: Path, *, rounds: int, cell: int = 1) ->
 async def _round(client: Client, run: str, cell: int, name: str) -> list[MoveCost]:
     """Into training by our word; back by the Scheduler's, which sends home a cell that trains without a burst."""
     handle = client.get_workflow_handle(ids.cell_workflow_id(run, cell))
-    state = await handle.query("state")
+    state = await ask(handle, "state", dict[str, Any])
     await handle.signal("move", MoveCell(move=name, direction=Direction.TO_TRAINING, weights=state["weights"]))
     await _settled(client, run, cell, CellRole.ROLLOUT, lease=state["lease"] + 2)
     costs: list[MoveCost] = []
@@ -106,7 +107,7 @@ async def _settled(client: Client, run: str, cell: int, role: CellRole, *, lease
     found = "unknown"
     while time.monotonic() < deadline:
         try:
-            state = await handle.query("state")
+            state = await ask(handle, "state", dict[str, Any])
         except RPCError as error:  # the Scheduler has not started it yet
             if error.status is not RPCStatusCode.NOT_FOUND:
                 raise

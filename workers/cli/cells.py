@@ -5,7 +5,7 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
-from temporalio.client import Client, WorkflowUpdateFailedError
+from temporalio.client import Client, WorkflowQueryFailedError, WorkflowUpdateFailedError
 from temporalio.service import RPCError
 
 from infra.settings.run import RunManifest
@@ -102,7 +102,7 @@ async def _ask(client: Client, manifest: RunManifest) -> Elasticity:
     handle = client.get_workflow_handle(scheduler_id(manifest.run))
     try:
         return await ask(handle, "elasticity", Elasticity)
-    except RPCError as error:
+    except (RPCError, WorkflowQueryFailedError) as error:
         raise Transient(f"the scheduler of {manifest.run} does not answer: {error}") from error
 
 

@@ -18,7 +18,7 @@ from infra.records.database import open_database
 from infra.records.schema import batches, calls, engines, executions, groups, transitions, updates
 from infra.report.alarms import alarms
 from infra.settings.run import RunManifest
-from infra.temporal.client import ask, connect, stuck
+from infra.temporal.client import ask, connect, stuck, stuck_on_own
 from infra.update_metrics import in_words
 from workers.cli.runs import find_run
 from workers.supervisor.hints import resume_command
@@ -142,19 +142,28 @@ async def from_workflows(manifest: RunManifest) -> dict[str, str]:
     cells = [client.get_workflow_handle(cell_workflow_id(manifest.run, index)) for index in indices]
     answers = await asyncio.gather(*(_answer(_cell_line(cell, manifest)) for cell in cells))
     lines |= {f"cell {index}": answer for index, answer in zip(indices, answers, strict=True)}
-    waiting = await _answer(_stuck_line(client, manifest.run))
+    waiting = await _answer(_stuck_line(client, manifest.run, manifest.code.workflows if manifest.code else None))
     return {"stuck": waiting, **lines} if waiting else lines
 
 
-async def _stuck_line(client: Client, run: str) -> str:
+async def _stuck_line(client: Client, run: str, code: str | None) -> str:
+    """`code`: the build id of the run's control worker, where it is known."""
     found = await stuck(client, run)
-    if not found:
-        return ""
-    more = f" and {len(found) - _STUCK_SHOWN} more" if found[_STUCK_SHOWN:] else ""
-    return (
-        f"{', '.join(found[:_STUCK_SHOWN])}{more}: this code cannot go on; nothing is lost, they wait for other code "
+    shown, more = found[:_STUCK_SHOWN], len(found[_STUCK_SHOWN:])
+    own = [name for name in shown if code and await stuck_on_own(client, name, code)]
+    other = [name for name in shown if name not in own]
+    lines = [
+        f"{', '.join(own)}: this code wrote the history and cannot replay it; it stays so until it is reset "
+        '(docs/operations.md, "A workflow that is stuck on its own history")'
+        if own
+        else "",
+        f"{', '.join(other)}: this code cannot go on; nothing is lost, they wait for other code "
         '(docs/operations.md, "Deploying new code while a run lives")'
-    )
+        if other
+        else "",
+        f"and {more} more" if more else "",
+    ]
+    return "\n".join(line for line in lines if line)
 
 
 async def _answer(line: Awaitable[str]) -> str:
