@@ -44,7 +44,7 @@ class Run:
 
     async def policy(self) -> PolicyState:
         handle = self.client.get_workflow_handle(ids.scheduler_id(self.name))
-        return await handle.query("policy_state", result_type=PolicyState)
+        return await ask(handle, "policy_state", PolicyState)
 
     async def until(
         self, condition: Callable[[PolicyState], bool | Awaitable[bool]], what: str, *, seconds: float = WAIT_SECONDS

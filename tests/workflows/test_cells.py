@@ -6,6 +6,7 @@ import pytest
 from temporalio.client import WorkflowUpdateFailedError
 
 from infra.settings.fleet import Fleet
+from infra.temporal.client import ask
 from tests.workflows.fake_cell import WEIGHTS_BYTES
 from tests.workflows.faults import Fault
 from tests.workflows.world import FakeWorld
@@ -181,7 +182,7 @@ async def test_a_terminated_transition_parks_its_cell(world: FakeWorld):
     world.faults.add("restore_training", times=None, until=gone.is_set)
     burst = await world.start_burst()
     await world.eventually(lambda: world.called("restore_training"))
-    lease = (await world.handle(ids.cell_workflow_id(world.run, 0)).query("state"))["lease"]
+    lease = (await ask(world.handle(ids.cell_workflow_id(world.run, 0)), "state", dict))["lease"]
     await world.handle(ids.transition_id(world.run, 0, lease)).terminate()
     gone.set()
     assert "without a result" in await parked(world, 0)

@@ -5,6 +5,7 @@ from collections import Counter
 import pytest
 from temporalio.client import WorkflowUpdateFailedError
 
+from infra.temporal.client import ask
 from tests.workflows.watching import watching
 from tests.workflows.world import FakeWorld
 from workflows.messages import ids
@@ -122,10 +123,10 @@ async def test_what_cannot_be_reclaimed_is_refused_and_named(make_world):
     assert "cell: the run has no cell 5, it has 0, 1" in await refused(reclaim(world, 5))
     assert "cell: the fleet's bounds need 2 cells" in await refused(reclaim(world, 1))
     assert "2 cells at most" in await refused(offer(world, 2))
-    elastic = await world.scheduler.query("elasticity", result_type=Elasticity)
+    elastic = await ask(world.scheduler, "elasticity", Elasticity)
     assert (elastic.min_cells, elastic.max_cells, elastic.next_index, elastic.reclaimable) == (2, 2, 2, ())
     await (await world.start_burst()).result()
-    elastic = await world.scheduler.query("elasticity", result_type=Elasticity)
+    elastic = await ask(world.scheduler, "elasticity", Elasticity)
     assert elastic.costs["to_training"].count == 1
     assert elastic.costs["to_training"].mean_seconds > 0
     assert "to training" in await world.shown(ids.scheduler_id(world.run))

@@ -10,6 +10,7 @@ import pytest
 from temporalio.client import WorkflowUpdateFailedError, WorkflowUpdateRPCTimeoutOrCancelledError
 from temporalio.service import RPCError
 
+from infra.temporal.client import ask
 from tests.workflows.by_hand import ByHand
 from tests.workflows.histories import broken_tasks, histories_of, largest
 from tests.workflows.server import dev_server
@@ -103,7 +104,7 @@ async def test_a_blocked_step_is_resolved_across_a_roll_over(client, tmp_path):
         await world.close_all([spec for spec in world.launched if spec.group], twice=True)
         await world.until(lambda state: state.accounts.finished == 40)
         evaluation = await world.start_burst("later", purpose="evaluate")
-        assert await world.scheduler.query("blocked_steps") == ["admit_group: Fenced: broken"]
+        assert await ask(world.scheduler, "blocked_steps", list[str]) == ["admit_group: Fenced: broken"]
         assert (await _ask(world)).endswith("retry")
         assert (await burst.result()).version == 1
         await world.eventually(lambda: len(world.launched) == 44)
@@ -134,7 +135,7 @@ async def test_a_cell_takes_every_move_once(make_world):
     await asyncio.gather(*(world.handle(name).signal("move", move) for move in [*moves, *late]))
 
     async def loaded() -> int | None:
-        state = await world.handle(name).query("state", result_type=CellState)
+        state = await ask(world.handle(name), "state", CellState)
         return None if state.waiting or state.loaded is None else state.loaded.version
 
     while await loaded() != 24:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from temporalio.exceptions import ApplicationError
 
+from infra.temporal.client import ask
 from tests.workflows.record import blocked
 from tests.workflows.test_elastic import indices, micro_steps, reclaim, refused
 from tests.workflows.watching import watching
@@ -59,7 +60,7 @@ async def test_between_two_updates_nothing_is_computed_twice(make_world):
     await world.whole_ledger()
     assert fleet_notes(world) == [(0, "reclaimed"), (state.core, "takes over"), (state.core, "core"), (0, "left")]
     assert [(named.change, named.cell, named.weights.version) for named in world.hand_overs] == [(1, state.core, 1)]
-    elastic = await world.scheduler.query("elasticity", result_type=Elasticity)
+    elastic = await ask(world.scheduler, "elasticity", Elasticity)
     assert (elastic.core, elastic.costs["take_over"].count) == (state.core, 1)
     await world.until(world.all_serving)
     assert (await (await world.start_burst("second", policy=EAGER)).result()).version == 3
@@ -306,7 +307,7 @@ async def test_a_hand_over_that_hangs_past_its_deadline_is_told(make_world):
     await world.until(lambda state: state.accounts.finished == 12)
     taken = True
     await world.until(lambda state: state.core == 1 and "cell 0: lay_down_core, attempt" in state.cells[0].late)
-    elastic = await world.scheduler.query("elasticity", result_type=Elasticity)
+    elastic = await ask(world.scheduler, "elasticity", Elasticity)
     assert set(elastic.late) == {0}
     gone = True
     assert (await burst.result()).version == 1

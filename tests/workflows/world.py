@@ -19,6 +19,7 @@ from temporalio.worker import Worker
 from activities.executions import ExecutionActivities
 from infra.records.database import open_database
 from infra.records.executions import ExecutionRecords
+from infra.temporal.client import ask
 from infra.temporal.failures import FailureInterceptor
 from tests.workflows.control_steps import FIRST, ControlSteps
 from tests.workflows.fake_cell import BEAT, FakeCell
@@ -162,11 +163,11 @@ class FakeWorld(ControlSteps):
         return self.handle(ids.scheduler_id(self.run))
 
     async def state(self) -> SchedulerState:
-        return await self.scheduler.query("state", result_type=SchedulerState)
+        return await ask(self.scheduler, "state", SchedulerState)
 
     async def shown(self, workflow_id: str) -> str:
         """The details that the web UI shows of a workflow."""
-        query = self.handle(workflow_id).query("__temporal_workflow_metadata", result_type=WorkflowMetadata)
+        query = ask(self.handle(workflow_id), "__temporal_workflow_metadata", WorkflowMetadata)
         return (await query).current_details
 
     async def until(self, holds: Callable[[SchedulerState], Any], seconds: float = 200) -> SchedulerState:
@@ -189,7 +190,7 @@ class FakeWorld(ControlSteps):
         async with asyncio.timeout(200):
             while True:
                 with contextlib.suppress(RPCError):  # it may not have begun yet
-                    if found := await self.handle(workflow_id).query("blocked_steps", result_type=list[str]):
+                    if found := await ask(self.handle(workflow_id), "blocked_steps", list[str]):
                         return found
                 await asyncio.sleep(0.1)
 
