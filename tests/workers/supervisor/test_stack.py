@@ -155,7 +155,9 @@ async def test_a_component_that_cannot_run_is_named_with_its_log(fleet, tmp_path
         return [*temporal_only(manifest), ComponentSpec("cell-0", python(broken), never)]
 
     async with LocalStack(fleet, tmp_path / "run", components=components) as stack:
-        with pytest.raises(Transient, match=r"(?s)cell-0 died [4-9] times; .*cell-0\.log ends:.*no model at infra/nowhere"):
+        with pytest.raises(
+            Transient, match=r"(?s)cell-0 died \d+ times; .*cell-0\.log ends:.*no model at infra/nowhere"
+        ):
             await stack.ready(timeout_seconds=200)
 
 
