@@ -2,6 +2,7 @@
 
 from temporalio.api.enums.v1 import PendingActivityState
 from temporalio.api.workflow.v1 import PendingActivityInfo
+from temporalio.api.workflowservice.v1 import DescribeWorkflowExecutionResponse
 from temporalio.client import Client
 from temporalio.service import RPCError, RPCStatusCode
 
@@ -15,30 +16,21 @@ async def open_steps(client: Client, run: str, cells: tuple[int, ...]) -> FoundS
     """The steps that are out in the role changes of these cells; a cell without a workflow has none."""
     found: list[OpenStep] = []
     for cell in cells:
-        workflow_id = ids.cell_workflow_id(run, cell)
-        for child in await _children(client, workflow_id):
-            found += [_open_step(cell, pending) for pending in await _activities(client, child)]
+        role_changes = (await _described(client, ids.cell_workflow_id(run, cell))).pending_children
+        for child in role_changes:
+            pending = (await _described(client, child.workflow_id)).pending_activities
+            found += [_open_step(cell, activity) for activity in pending]
     return FoundSteps(steps=tuple(found))
 
 
-async def _children(client: Client, workflow_id: str) -> list[str]:
+async def _described(client: Client, workflow_id: str) -> DescribeWorkflowExecutionResponse:
+    """What Temporal says of a workflow; of one that is not there nothing is pending."""
     try:
-        description = await client.get_workflow_handle(workflow_id).describe()
+        return (await client.get_workflow_handle(workflow_id).describe()).raw_description
     except RPCError as error:
         if error.status is not RPCStatusCode.NOT_FOUND:
             raise
-        return []
-    return [child.workflow_id for child in description.raw_description.pending_children]
-
-
-async def _activities(client: Client, workflow_id: str) -> list[PendingActivityInfo]:
-    try:
-        description = await client.get_workflow_handle(workflow_id).describe()
-    except RPCError as error:
-        if error.status is not RPCStatusCode.NOT_FOUND:
-            raise
-        return []
-    return list(description.raw_description.pending_activities)
+        return DescribeWorkflowExecutionResponse()
 
 
 def _open_step(cell: int, pending: PendingActivityInfo) -> OpenStep:

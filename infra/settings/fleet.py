@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, ValidationError, model_validator
 
-from infra.settings.spelling import problem_lines
+from infra.settings.spelling import problem_text
 from workflows.messages.base import Message
 from workflows.messages.burst import Slug
 from workflows.messages.errors import InvalidSpec
@@ -100,4 +100,4 @@ def load_fleet(path: Path) -> Fleet:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InvalidSpec(f"{path} is not TOML: {error}") from None
     except ValidationError as error:
-        raise InvalidSpec("\n       ".join(f"{path}: {line}" for line in problem_lines(Fleet, error))) from None
+        raise InvalidSpec(problem_text(Fleet, error, path)) from None

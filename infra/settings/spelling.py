@@ -3,6 +3,7 @@
 import difflib
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
@@ -14,9 +15,13 @@ _CHOICE = re.compile(r"\^\(([\w|-]+)\)\$")
 """A pattern that is a list of words."""
 
 
-def problem_lines(model: type[BaseModel], error: ValidationError) -> list[str]:
-    """Every wrong field, a line each: its dotted name, what was expected, and what was given if that is short."""
-    return [_line(model, problem) for problem in error.errors()]
+def problem_text(model: type[BaseModel], error: ValidationError, path: Path | None = None) -> str:
+    """Every wrong field, a line each: its dotted name, what was expected, and what was given if that is short.
+
+    Each line begins with the file, where there is one.
+    """
+    before = f"{path}: " if path else ""
+    return "\n       ".join(before + _line(model, problem) for problem in error.errors())
 
 
 def _line(model: type[BaseModel], problem: ErrorDetails) -> str:

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints, ValidationError, model_validator
 
-from infra.settings.spelling import problem_lines
+from infra.settings.spelling import problem_text
 from workflows.messages.base import Message
 from workflows.messages.errors import InvalidSpec
 from workflows.messages.policies import Bounds, PolicyName, ThroughputSettings
@@ -202,4 +202,4 @@ def load_scenario(path: Path) -> Scenario:
     except (tomllib.TOMLDecodeError, json.JSONDecodeError, UnicodeDecodeError) as error:
         raise InvalidSpec(f"{path} cannot be read: {error}") from None
     except ValidationError as error:
-        raise InvalidSpec("\n       ".join(f"{path}: {line}" for line in problem_lines(Scenario, error))) from None
+        raise InvalidSpec(problem_text(Scenario, error, path)) from None

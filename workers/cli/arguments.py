@@ -21,10 +21,8 @@ def _number(fits: Callable[[float], bool], expected: str) -> Parameter:
     return Parameter(validator=check)
 
 
-AT_LEAST_1, AT_LEAST_0 = (
-    _number(lambda value: value >= 1, "at least 1"),
-    _number(lambda value: value >= 0, "at least 0"),
-)
+AT_LEAST_1 = _number(lambda value: value >= 1, "at least 1")
+AT_LEAST_0 = _number(lambda value: value >= 0, "at least 0")
 ABOVE_0 = _number(lambda value: value > 0, "a number above 0")
 
 Positive = Annotated[int, AT_LEAST_1]

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 from activities.tasks import HARNESSES
 from harness_adapters.registry import adapter_named
 from infra.settings.fleet import Fleet, load_fleet
-from infra.settings.spelling import problem_lines
+from infra.settings.spelling import problem_text
 from infra.weights.folder import require_model
 from workers.supervisor.run_folder import CHECKOUT
 from workflows.messages.burst import BurstSpec, CampaignSpec, HarnessChoice
@@ -29,7 +29,7 @@ def parse(model: type[Spec], path: Path) -> Spec:
     except FileNotFoundError:
         raise InvalidSpec(f"no such file: {path}") from None
     except ValidationError as error:
-        raise InvalidSpec("\n       ".join(f"{path}: {line}" for line in problem_lines(model, error))) from None
+        raise InvalidSpec(problem_text(model, error, path)) from None
 
 
 def burst_example(
@@ -68,7 +68,7 @@ def burst_example(
     try:
         print(BurstSpec.model_validate(written).model_dump_json(indent=2))
     except ValidationError as error:
-        raise InvalidSpec("\n       ".join(problem_lines(BurstSpec, error))) from None
+        raise InvalidSpec(problem_text(BurstSpec, error)) from None
 
 
 def burst_schema() -> None:

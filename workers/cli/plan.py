@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Table
 
-from infra.settings.spelling import problem_lines
+from infra.settings.spelling import problem_text
 from infra.simulator.plan import Finalist, PlanReport, Search
 from infra.simulator.plan import plan as search_plan
 from infra.simulator.scenario import Scenario, load_scenario
@@ -76,7 +76,7 @@ def load_search(path: Path) -> Search:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InvalidSpec(f"{path} is not TOML: {error}") from None
     except ValidationError as error:
-        raise InvalidSpec("\n       ".join(f"{path}: {line}" for line in problem_lines(Search, error))) from None
+        raise InvalidSpec(problem_text(Search, error, path)) from None
 
 
 def resized(base: Scenario, nodes: int) -> Scenario:

@@ -118,7 +118,7 @@ async def compare(
     if not 0.1 <= slower <= 100:
         raise InvalidInput(f"{slower:g} is not between 0.1 and 100 times as long", field="slower")
     for drawn in _workloads(part, seeds):
-        workload = drawn.stretched(slower) if slower != 1 else drawn
+        workload = drawn.stretched(slower)
         for label in policies:
             contestant = Contestant(label=label, policy=_set(part.policies[label], workload, split))
             measured.append(await _one(workload, contestant, folder, told, resume=resume))
